@@ -1,0 +1,6 @@
+from __future__ import annotations
+
+from typing_extensions import Buffer
+
+def crc32c(buffer: Buffer, crc: int = 0, *, hardware: bool = True) -> int: ...
+def interleave(weight: Buffer, scale: Buffer, out: Buffer, n_rows: int) -> None: ...

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from typing_extensions import Buffer
+
+from .layout import Partition
+
+class Job:
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float | None = None) -> None: ...
+    def fileno(self) -> int: ...
+
+class RowStore:
+    @staticmethod
+    def open(
+        paths: Mapping[int, str | os.PathLike[str]],
+        *,
+        rank: int,
+        world_size: int,
+        partition: Partition | str,
+        revision: str | None = None,
+        cache_bytes: int = 0,
+        ways: int = 16,
+        engine: str = "auto",
+    ) -> RowStore: ...
+    def gather(self, layer: int, ids: Buffer, out_weight: Buffer, out_scale: Buffer) -> None: ...
+    def submit(self, layer: int, ids: Buffer, out_weight: Buffer, out_scale: Buffer) -> Job: ...
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> RowStore: ...
+    def __exit__(self, *exc: object) -> None: ...
