@@ -1,0 +1,1 @@
+"""`dsv41 demo`: a whole fleet on one machine."""
