@@ -1,0 +1,1 @@
+"""Engram tables on local NVMe instead of in memory."""
