@@ -1,0 +1,88 @@
+"""Error answers in OpenAI's shape, and the reshaping of the engine's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from aiohttp import web
+
+MAX_UPSTREAM_MESSAGE = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error answer: status, what to say, and when to come back."""
+
+    status: int
+    message: str
+    type: str
+    code: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    def payload(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, ceil(self.retry_after_s)))}
+
+    def response(self, headers: dict[str, str] | None = None) -> web.Response:
+        extra = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return web.json_response(
+            self.payload(), status=self.status, headers=(headers or {}) | self.headers() | extra
+        )
+
+
+def bad_request(
+    message: str, param: str | None = None, code: str = "invalid_value", status: int = 400
+) -> Failure:
+    return Failure(status, message, "invalid_request_error", code, param)
+
+
+def unauthorized(message: str, code: str) -> Failure:
+    return Failure(401, message, "authentication_error", code)
+
+
+def not_found(method: str, path: str) -> Failure:
+    shown = path if len(path) <= 200 else path[:200] + "…"
+    return Failure(404, f"There is no {method} {shown} here.", "invalid_request_error", "unknown_url")
+
+
+def not_ready(reason: str, retry_after_s: float) -> Failure:
+    return Failure(503, reason, "fleet_not_ready", "fleet_not_ready", retry_after_s=retry_after_s)
+
+
+def engine_lost(reason: str, retry_after_s: float) -> Failure:
+    """The request was under way when its engine went away: what it produced is gone."""
+    return Failure(502, reason, "engine_lost", "engine_lost", retry_after_s=retry_after_s)
+
+
+def internal() -> Failure:
+    return Failure(500, "The gateway failed; its log names the place.", "server_error", "internal_error")
+
+
+def from_engine(status: int, body: bytes) -> Failure:
+    """SGLang's error as OpenAI's: `{"object": "error", "message": …}` becomes `{"error": {"message": …}}`."""
+    message = code = param = None
+    try:
+        raw = json.loads(body)
+    except ValueError:
+        raw = None
+    if isinstance(raw, dict):
+        inner = raw["error"] if isinstance(raw.get("error"), dict) else raw
+        message = inner.get("message") or inner.get("detail")
+        param = inner.get("param")
+        code = inner.get("code")
+    if not isinstance(message, str):
+        message = f"The engine answered {status} without saying why."
+    client = status < 500
+    return Failure(
+        status,
+        message[:MAX_UPSTREAM_MESSAGE],
+        "invalid_request_error" if client else "server_error",
+        code if isinstance(code, str) else ("engine_refused" if client else "engine_error"),
+        param if isinstance(param, str) else None,
+    )

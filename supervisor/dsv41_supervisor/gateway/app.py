@@ -1,0 +1,273 @@
+"""The routes: who may call, what is answered here, what goes to the engine. What is not listed is a 404."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from ..journal import log
+from . import openapi, policy
+from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
+from .config import GatewayConfig
+from .forward import Forwarder, Job, encode
+from .keys import ANYONE, Caller, KeyFile, presented_key
+from .metrics import Metrics
+from .policy import Body, Policy
+from .readiness import Readiness
+from .running import Running
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+CALLER = web.RequestKey("caller", Caller)
+REQUEST_ID = web.RequestKey("request_id", str)
+_KEYLESS = frozenset({"/health", "/ready"})
+
+quiet = logging.getLogger("dsv41.gateway.http")
+"""aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
+quiet.addHandler(logging.NullHandler())
+quiet.propagate = False
+
+
+class Refuse(Exception):
+    """Answer with this failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code)
+        self.failure = failure
+
+
+class Gateway:
+    """One gateway: its routes over what it is given. `readiness` is asked at each request, never stored."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        keys: KeyFile | None,
+        forwarder: Forwarder,
+        running: Running,
+        metrics: Metrics,
+        readiness: Callable[[], Readiness],
+    ) -> None:
+        self._config = config
+        self._keys = keys
+        self._forwarder = forwarder
+        self._running = running
+        self._metrics = metrics
+        self._readiness = readiness
+        self._started_at = int(time.time())
+        self._document = openapi.document()
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=self._config.max_body_bytes)
+        app.on_response_prepare.append(_sign)
+        generate = {"/v1/chat/completions": policy.chat, "/v1/completions": policy.completions}
+        for path, rules in generate.items():
+            app.router.add_post(path, self._generate(path, rules), expect_handler=_later)
+        for path, handler in (
+            ("/v1/models", self._models), ("/v1/models/{model}", self._model), ("/health", self._health),
+            ("/ready", self._ready), ("/metrics", self._metrics_text), ("/openapi.json", self._openapi),
+        ):  # fmt: skip
+            app.router.add_get(path, handler, allow_head=False)
+        return app
+
+    # --- around every request
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Keys first, then the handler; every way out is an answer in OpenAI's shape."""
+        request[REQUEST_ID] = uuid.uuid4().hex
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "other"
+        try:
+            if resource is not None:
+                self._check_key(request, required=route not in _KEYLESS)
+            response = await handler(request)
+        except Refuse as refused:
+            response = refused.failure.response()
+        except web.HTTPException as error:
+            response = _as_failure(request, error).response()
+        except asyncio.CancelledError:
+            self._metrics.clients_gone += 1  # or the gateway stops; nobody is left to answer
+            raise
+        except Exception as error:
+            # Never the message or the values: they may hold a prompt.
+            where = [
+                f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+            ]
+            log.error(
+                "bug in the gateway on %s: %s at %s", route, type(error).__name__, ", ".join(where[-4:])
+            )
+            response = internal().response()
+        self._metrics.requests[route, response.status] += 1
+        return response
+
+    def _check_key(self, request: web.Request, *, required: bool) -> None:
+        """Sets the caller. Raises Refuse when a key is needed and this is none."""
+        if self._keys is None:
+            request[CALLER] = ANYONE
+            return
+        key = presented_key(request.headers)
+        caller = self._keys.who(key) if key is not None else None
+        if caller is not None:
+            request[CALLER] = caller
+        elif required and key is None:
+            raise Refuse(
+                unauthorized("No API key: send the header `Authorization: Bearer KEY`.", "missing_api_key")
+            )
+        elif required:
+            raise Refuse(unauthorized("This API key is not valid here.", "invalid_api_key"))
+
+    # --- answered here
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._served_model()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if request.match_info["model"] != self._config.limits.served_model_name:
+            message = f"There is no such model; this fleet serves {self._config.limits.served_model_name}."
+            raise Refuse(Failure(404, message, "invalid_request_error", "model_not_found", "model"))
+        return web.json_response(self._served_model())
+
+    def _served_model(self) -> Body:
+        limits = self._config.limits
+        return {
+            "id": limits.served_model_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "dsv41",
+            "max_model_len": limits.context_length,
+        }
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 while some boot of the fleet serves, also while it drains."""
+        now = self._readiness()
+        return self._status(request, now.ready or (now.boot is not None and now.state == "draining"), now)
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """200 while new requests are taken."""
+        now = self._readiness()
+        return self._status(request, now.ready, now)
+
+    def _status(self, request: web.Request, good: bool, now: Readiness) -> web.Response:
+        """Details are for callers with a key."""
+        body: Body = {"status": "ok" if good else "unavailable"}
+        if request.get(CALLER) is not None:
+            body |= {
+                "ready": now.ready, "state": now.state, "reason": now.reason, "detail": now.detail,
+                "boot": now.boot, "running_requests": len(self._running.tickets),
+            }  # fmt: skip
+        headers = {} if good else not_ready("", now.retry_after_s).headers()
+        return web.json_response(body, status=200 if good else 503, headers=headers)
+
+    async def _metrics_text(self, _: web.Request) -> web.Response:
+        text = self._metrics.text(ready=self._readiness().ready, running=len(self._running.tickets))
+        return web.Response(text=text, content_type="text/plain")
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(self._document)
+
+    # --- answered by the engine
+
+    def _generate(self, path: str, rules: Policy) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._require_ready()  # before the body: nobody uploads for a 503
+            raw = await self._body(request)
+            try:
+                body, effective = rules(parse(raw), self._config.limits)
+                encode(body)
+            except policy.BadRequest as bad:
+                raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None
+            now = self._require_ready()
+            # No await between this look and the ticket: a boot that ends from now on ends this request too.
+            ticket = self._running.open(now.boot)
+            job = Job(f"{now.upstream}{path}", body, effective, {"x-dsv41-boot": now.boot or ""})
+            if effective.stream:
+                return await self._forwarder.stream(request, job, ticket, now)
+            return await self._forwarder.whole(job, ticket, now)
+
+        return handle
+
+    def _require_ready(self) -> Readiness:
+        now = self._readiness()
+        if not now.ready:
+            raise Refuse(not_ready(now.sentence, now.retry_after_s))
+        return now
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.content_type != "application/json":
+            shown = request.headers.get("Content-Type", "missing")[:80]
+            message = f"Content-Type is {shown}: send the header `Content-Type: application/json`."
+            raise Refuse(bad_request(message, code="unsupported_media_type", status=415))
+        if (request.content_length or 0) > self._config.max_body_bytes:
+            raise Refuse(_too_large(self._config.max_body_bytes))
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+        try:
+            async with asyncio.timeout(self._config.timings.body_s):
+                return await request.read()
+        except TimeoutError:
+            message = f"The body did not arrive within {self._config.timings.body_s:g} s."
+            raise Refuse(bad_request(message, code="request_timeout", status=408)) from None
+        except web.RequestPayloadError:
+            raise Refuse(
+                bad_request("The body's transfer or content encoding is broken.", code="bad_encoding")
+            ) from None
+
+
+def parse(raw: bytes) -> Body:
+    """A JSON object out of a body. Raises BadRequest that says where it is wrong."""
+    if not raw:
+        raise policy.BadRequest("The body is empty: send a JSON object.", code="invalid_json")
+    try:
+        body = json.loads(raw.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise policy.BadRequest(f"The body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise policy.BadRequest(
+            f"The body is not JSON: {error.msg} at {where}.", code="invalid_json"
+        ) from None
+    except (RecursionError, ValueError):
+        raise policy.BadRequest("The body is not JSON that can be read.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise policy.BadRequest("The body is not a JSON object.", code="invalid_json")
+    return body
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    """On every answer, streams included."""
+    response.headers["x-request-id"] = request[REQUEST_ID]
+    response.headers["Server"] = "dsv41"
+
+
+async def _later(_: web.Request) -> None:
+    """`Expect: 100-continue` is answered once the key is good and the size is acceptable, not before."""
+
+
+def _too_large(limit: int) -> Failure:
+    return bad_request(
+        f"The body is larger than {limit} bytes, the limit here.", code="body_too_large", status=413
+    )
+
+
+def _as_failure(request: web.Request, error: web.HTTPException) -> Failure:
+    if error.status == 404:
+        return not_found(request.method, request.path)
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return bad_request(f"{request.path} takes {allowed}.", code="method_not_allowed", status=405)
+    if error.status == 413:
+        return _too_large(request.client_max_size)
+    return bad_request(error.reason or "The request is not understood.", status=error.status)

@@ -1,0 +1,79 @@
+"""What the gateway needs of the settings, as one small frozen value; and timings that are not settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import Dsv41Error, Stage
+from .policy import Limits
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Waits of the gateway, in seconds."""
+
+    peer_timeout_s: float = 3.0
+    """A supervisor that has not answered for this long counts as gone."""
+    keep_alive_s: float = 15.0
+    """Silence on a stream before a comment is sent. Proxies commonly cut at 60."""
+    connect_s: float = 2.0
+    """Connecting to the engine on the same machine."""
+    body_s: float = 120.0
+    """Receiving one request's body."""
+    farewell_s: float = 5.0
+    """Delivering the error event to a client that reads slowly; then its connection is dropped."""
+    stop_grace_s: float = 5.0
+    """Running requests may finish for this long once the gateway is told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything the gateway runs on."""
+
+    address: str
+    port: int
+    supervisor_url: str
+    fleet: str
+    fleet_key_file: Path
+    limits: Limits
+    keys_file: Path | None
+    """None: nobody needs a key (the settings allow that on loopback only)."""
+    max_body_bytes: int = 64 << 20
+    timings: Timings = field(default_factory=Timings)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, node: str) -> GatewayConfig:
+        """Raises Dsv41Error on a node that has no engine to pass requests to."""
+        head = settings.fleet.head
+        if node != head:
+            raise Dsv41Error(
+                f"the gateway runs on the head, which is {head}.",
+                stage=Stage.GATEWAY,
+                node=node,
+                hint=f"Start dsv41 gateway --node {head} there; the engine listens on its loopback only.",
+            )
+        where = settings.fleet.nodes[head]
+        said = settings.engine.environment.get("SGLANG_DEFAULT_THINKING", "")
+        return cls(
+            address=str(settings.gateway.address),
+            port=settings.gateway.port,
+            supervisor_url=f"http://{where.management_address}:{where.supervisor_port}",
+            fleet=settings.fleet.name,
+            fleet_key_file=Path(settings.path(settings.fleet.key_file, node)),
+            limits=Limits(
+                served_model_name=settings.engine.served_model_name,
+                context_length=settings.engine.context_length,
+                max_tokens_cap=settings.gateway.max_tokens_cap,
+                default_thinking=said.strip().lower() in {"1", "true", "yes", "y"},
+            ),
+            keys_file=Path(settings.path(settings.gateway.keys_file, node))
+            if settings.gateway.require_key
+            else None,
+            max_body_bytes=settings.gateway.max_body_bytes,
+            timings=Timings(peer_timeout_s=settings.supervisor.peer_timeout_s),
+        )

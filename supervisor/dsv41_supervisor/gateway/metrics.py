@@ -1,0 +1,44 @@
+"""What the gateway counts, as Prometheus text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Plain numbers: one event loop, no locks."""
+
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Finished requests by route and status; a stream that was cut counts as its 200."""
+    streams_cut: int = 0
+    clients_gone: int = 0
+    keep_alives: int = 0
+
+    def text(self, *, ready: bool, running: int) -> str:
+        lines = [
+            *_family("requests_total", "counter", "Finished requests."),
+            *(
+                f'dsv41_gateway_requests_total{{route="{route}",status="{status}"}} {n}'
+                for (route, status), n in sorted(self.requests.items())
+            ),
+        ]
+        for name, kind, what, value in (
+            ("ready", "gauge", "1 when new requests are passed on.", int(ready)),
+            ("running_requests", "gauge", "Requests at the engine now.", running),
+            ("streams_cut_total", "counter", "Streams ended with an error event.", self.streams_cut),
+            (
+                "clients_gone_total",
+                "counter",
+                "Clients that left before their answer was complete.",
+                self.clients_gone,
+            ),
+            ("keep_alives_total", "counter", "Keep-alive comments sent on silent streams.", self.keep_alives),
+        ):
+            lines += [*_family(name, kind, what), f"dsv41_gateway_{name} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+def _family(name: str, kind: str, what: str) -> tuple[str, str]:
+    return f"# HELP dsv41_gateway_{name} {what}", f"# TYPE dsv41_gateway_{name} {kind}"
