@@ -1,0 +1,190 @@
+# What can be refused before anything is built, one sentence each: what is wrong, where, and what to do. Types refuse
+# wrong values before this; the program checks the rest in the build (settings.nix).
+{
+  config,
+  lib,
+  utils,
+  ...
+}@args:
+let
+  cfg = config.services.dsv41;
+  inherit (cfg.settings) engine fleet share;
+  inherit (fleet) nodes;
+  node = import ./node.nix args;
+  ipv4 = import ../nix/ipv4.nix { inherit lib; };
+
+  nodeNames = lib.attrNames nodes;
+  nNodes = lib.length nodeNames;
+  ranks = lib.sort lib.lessThan (map (n: n.rank) (lib.attrValues nodes));
+  list = lib.concatStringsSep ", ";
+  numbers = values: list (map toString values);
+
+  # Every rail of the fleet as { node, name, where, rail }.
+  rails = lib.concatLists (
+    lib.mapAttrsToList (
+      nodeName: n:
+      lib.mapAttrsToList (name: rail: {
+        inherit name rail;
+        node = nodeName;
+        where = "fleet.nodes.${nodeName}.rails.${name}";
+      }) n.rails
+    ) nodes
+  );
+
+  # Names of a fleet's values that occur more than once.
+  repeated =
+    values: lib.filter (value: lib.count (other: other == value) values > 1) (lib.unique values);
+
+  refuseIf = wrong: message: {
+    assertion = !wrong;
+    message = "services.dsv41.settings.${message}";
+  };
+
+  # check for ranks: one each, from 0, no gaps
+  rankChecks = [
+    (refuseIf (ranks != lib.range 0 (nNodes - 1))
+      "fleet.nodes.*.rank are ${numbers ranks}, expected ${numbers (lib.range 0 (nNodes - 1))}. Give each node its own rank, from 0 and without gaps; rank 0 is the head."
+    )
+    (refuseIf (engine.parallelism.tp_size != nNodes)
+      "engine.parallelism.tp_size is ${toString engine.parallelism.tp_size}, but fleet.nodes has ${toString nNodes}. One GPU a node: make the two equal."
+    )
+    (refuseIf (lib.mod engine.parallelism.tp_size engine.parallelism.ep_size != 0)
+      "engine.parallelism.ep_size ${toString engine.parallelism.ep_size} does not divide tp_size ${toString engine.parallelism.tp_size}. Use a divisor, or 1."
+    )
+  ];
+
+  # check for rails: each goes somewhere, and twins are told apart by their subnets
+  subnetChecks = lib.concatLists (
+    lib.mapAttrsToList (
+      nodeName: n:
+      map (
+        subnet:
+        refuseIf true "fleet.nodes.${nodeName}.rails: ${
+          list (
+            lib.filter (name: ipv4.network n.rails.${name}.address == subnet) (lib.attrNames n.rails)
+          )
+        } share the subnet ${subnet}. Twins of one port need separate subnets, or luck decides which one carries the traffic."
+      ) (repeated (map (rail: ipv4.network rail.address) (lib.attrValues n.rails)))
+    ) nodes
+  );
+
+  interfaceChecks = lib.concatLists (
+    lib.mapAttrsToList (
+      nodeName: n:
+      map (
+        interface:
+        refuseIf true "fleet.nodes.${nodeName} names the interface ${interface} more than once. Each rail has its own, and the management interface is not a rail."
+      ) (repeated ([ n.management_interface ] ++ map (rail: rail.interface) (lib.attrValues n.rails)))
+    ) nodes
+  );
+
+  addressChecks =
+    map (address: refuseIf true "fleet: the rail address ${address} is used twice. Every rail's end has its own.") (
+      repeated (map (r: ipv4.address r.rail.address) rails)
+    )
+    ++ map (
+      address:
+      refuseIf true "fleet: the management address with port ${address} is used by several nodes. Give each its own."
+    ) (repeated (map (n: "${n.management_address}:${toString n.supervisor_port}") (lib.attrValues nodes)));
+
+  peerChecks = map (
+    r:
+    let
+      peer = r.rail.peer;
+      back = nodes.${peer}.rails.${r.name} or null;
+    in
+    if peer == null then
+      refuseIf (
+        fleet.topology != "switched"
+      ) "${r.where}.peer is null, but a ${fleet.topology} has a node at each cable's end. Name it."
+    else if peer == r.node || !nodes ? ${peer} then
+      refuseIf true "${r.where}.peer is ${peer}, which is not another node of this fleet (${list nodeNames}). Correct the name."
+    else if back == null || back.peer != r.node then
+      refuseIf true "${r.where}.peer is ${peer}, but ${peer} has no rail ${r.name} back to ${r.node}. Both ends of a cable share the rail's name."
+    else
+      refuseIf (ipv4.network back.address != ipv4.network r.rail.address)
+        "${r.where}.address is ${r.rail.address}, but its peer's is ${back.address}: not the same subnet. Put both ends of a cable into one."
+  ) rails;
+
+  deviceChecks = map (
+    r:
+    refuseIf (
+      engine.device == "cuda" && r.rail.rdma_device == null
+    ) "${r.where}.rdma_device is null, but engine.device is cuda. Name the device, as `ls /sys/class/infiniband` shows it."
+  ) rails;
+
+  # check for topology
+  topologyChecks =
+    let
+      triangle = fleet.topology == "triangle";
+      missing = lib.concatMap (
+        name:
+        map (other: "${name} to ${other}") (
+          lib.filter (
+            other: other != name && !lib.any (r: r.node == name && r.rail.peer == other) rails
+          ) nodeNames
+        )
+      ) nodeNames;
+    in
+    [
+      (refuseIf (triangle && nNodes != 3)
+        "fleet.topology is triangle, which has 3 nodes; fleet.nodes has ${toString nNodes}. Four nodes are switched or a ring."
+      )
+      (refuseIf (triangle && nNodes == 3 && missing != [ ])
+        "fleet.topology is triangle, but there is no rail from ${list missing}. Add the cable, or name another topology."
+      )
+    ];
+
+  # check for the checkpoint's way to the workers
+  shareChecks = map (
+    worker:
+    refuseIf (share.mode == "nfs" && node.headName != worker && node.reach worker == [ ])
+      "share.mode is nfs, but ${worker} has no rail to the head ${node.headName}. The checkpoint goes over rails only: add one, or use share.mode local."
+  ) (lib.optionals (node.isHead && share.mode == "nfs") (lib.attrNames node.peers));
+
+  # check for names of things in this flake
+  profiles = map (lib.removeSuffix ".nix") (lib.attrNames (builtins.readDir ./profiles));
+  profileChecks = [
+    (refuseIf (engine.profile != null && !lib.elem engine.profile profiles)
+      "engine.profile is ${toString engine.profile}; the measured profiles are ${list profiles}. Use one, or null."
+    )
+    (refuseIf (lib.elem engine.profile profiles && engine.profile != "tp${toString nNodes}")
+      "engine.profile is ${toString engine.profile}, but fleet.nodes has ${toString nNodes}. The profile was measured on ${
+        lib.removePrefix "tp" (toString engine.profile)
+      } nodes: use null and set the values yourself."
+    )
+  ];
+
+  nodeChecks = [
+    {
+      assertion = nodes ? ${cfg.node};
+      message = "services.dsv41.node is ${cfg.node}, which is not a node of the fleet ${fleet.name} (${list nodeNames}). Set it, or networking.hostName, to one of them.";
+    }
+  ];
+
+  firewallChecks = [
+    {
+      assertion = cfg.openFirewall -> config.networking.nftables.enable;
+      message = "services.dsv41.openFirewall needs networking.nftables.enable, because it lets nodes in by address. Enable it, or set openFirewall to false and open the rails and the ports yourself.";
+    }
+  ];
+in
+{
+  config = lib.mkIf cfg.enable {
+    # A machine that is not in the fleet, or a fleet without a head, says so alone: the rest would be noise.
+    assertions =
+      nodeChecks
+      ++ rankChecks
+      ++ lib.optionals (nodes ? ${cfg.node} && lib.elem 0 ranks) (
+        subnetChecks
+        ++ interfaceChecks
+        ++ addressChecks
+        ++ peerChecks
+        ++ deviceChecks
+        ++ topologyChecks
+        ++ shareChecks
+        ++ profileChecks
+        ++ firewallChecks
+      );
+  };
+}

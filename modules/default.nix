@@ -1,0 +1,13 @@
+# What a machine of a fleet is, in the order of the boot: config, fabric, share, pack, rank (with the engine), gateway.
+{
+  imports = [
+    ./settings.nix
+    ./assertions.nix
+    ./fabric.nix
+    ./share.nix
+    ./pack.nix
+    ./rank.nix
+    ./supervisor.nix
+    ./gateway.nix
+  ];
+}

@@ -1,0 +1,36 @@
+# `nix flake check`: the packages build, the committed schema is the program's own, and every example fleet is one that
+# the program accepts. The NixOS systems themselves are evaluated by flake check.
+{ self, pkgs }:
+let
+  inherit (pkgs) lib;
+  packages = self.packages.${pkgs.stdenv.hostPlatform.system};
+  dsv41 = lib.getExe packages.supervisor;
+
+  settingsAreAccepted =
+    name: system:
+    pkgs.runCommand "dsv41-check-config-${name}"
+      {
+        settings = builtins.toJSON system.config.services.dsv41.settings;
+        passAsFile = [ "settings" ];
+      }
+      ''
+        ${dsv41} check-config --settings "$settingsPath"
+        touch "$out"
+      '';
+in
+{
+  inherit (packages) supervisor adapters rowstore;
+
+  settings-schema =
+    pkgs.runCommand "dsv41-settings-schema-is-fresh" { committed = ../modules/settings.schema.json; }
+      ''
+        ${dsv41} schema | diff -u "$committed" - || {
+          echo "modules/settings.schema.json is stale. Run: dsv41 schema > modules/settings.schema.json" >&2
+          exit 1
+        }
+        touch "$out"
+      '';
+}
+// lib.mapAttrs' (
+  name: system: lib.nameValuePair "settings-of-${name}" (settingsAreAccepted name system)
+) self.nixosConfigurations

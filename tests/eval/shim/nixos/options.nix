@@ -1,0 +1,78 @@
+# Options of NixOS that our modules and example machines set, by their real names and types. Nothing here is of type
+# "anything": a misspelt option is refused, as it would be by NixOS.
+{ lib, ... }:
+let
+  inherit (lib) mkOption types;
+  option =
+    type: default:
+    mkOption {
+      inherit type default;
+      description = "As in NixOS.";
+    };
+  attrsOfAtoms = types.attrsOf (
+    types.oneOf [
+      types.bool
+      types.int
+      types.str
+    ]
+  );
+in
+{
+  options = {
+    assertions = option (types.listOf types.raw) [ ];
+    warnings = option (types.listOf types.str) [ ];
+    nixpkgs.hostPlatform = option types.str "aarch64-linux";
+    system.stateVersion = option types.str "26.05";
+
+    boot.loader.grub.enable = option types.bool true;
+    boot.kernelModules = option (types.listOf types.str) [ ];
+    boot.kernel.sysctl = option attrsOfAtoms { };
+    boot.supportedFilesystems = option (types.listOf types.str) [ ];
+
+    environment.systemPackages = option (types.listOf types.package) [ ];
+    environment.etc = option (types.attrsOf (
+      types.submodule {
+        options.source = mkOption {
+          type = types.path;
+          description = "As in NixOS.";
+        };
+      }
+    )) { };
+
+    fileSystems = option (types.attrsOf (
+      types.submodule {
+        options = {
+          device = option (types.nullOr types.str) null;
+          fsType = option types.str "auto";
+          options = option (types.listOf types.str) [ ];
+        };
+      }
+    )) { };
+
+    networking.hostName = option types.str "nixos";
+    networking.dhcpcd.denyInterfaces = option (types.listOf types.str) [ ];
+    networking.networkmanager.unmanaged = option (types.listOf types.str) [ ];
+    networking.nftables.enable = option types.bool false;
+    networking.firewall = {
+      allowedTCPPorts = option (types.listOf types.port) [ ];
+      extraInputRules = option types.lines "";
+      trustedInterfaces = option (types.listOf types.str) [ ];
+    };
+
+    services.nfs.server.enable = option types.bool false;
+    services.nfs.server.exports = option types.lines "";
+    services.nfs.settings = option (types.attrsOf attrsOfAtoms) { };
+
+    users.users = option (types.attrsOf (
+      types.submodule {
+        options = {
+          isSystemUser = option types.bool false;
+          group = option types.str "";
+          extraGroups = option (types.listOf types.str) [ ];
+          description = option types.str "";
+        };
+      }
+    )) { };
+    users.groups = option (types.attrsOf (types.submodule { options = { }; })) { };
+  };
+}

@@ -1,0 +1,111 @@
+# systemd.services and tmpfiles: names and types as in nixos/lib/systemd-unit-options.nix, text as in systemd-lib.nix.
+{ config, lib, ... }:
+let
+  inherit (lib) mkOption types;
+  option =
+    type: default:
+    mkOption {
+      inherit type default;
+      description = "As in NixOS.";
+    };
+
+  atom = types.oneOf [
+    types.bool
+    types.int
+    types.float
+    types.str
+    types.path
+    types.package
+  ];
+  # A key of a unit file: one value, or one line for each of a list.
+  sectionType = types.attrsOf (
+    types.either atom (types.listOf atom)
+  );
+  unitName = types.strMatching "[a-zA-Z0-9@%:_.\\-]+[.](service|socket|device|mount|automount|swap|target|path|timer|scope|slice)";
+
+  unitLists = {
+    requires = "Requires";
+    wants = "Wants";
+    after = "After";
+    before = "Before";
+    bindsTo = "BindsTo";
+    partOf = "PartOf";
+    conflicts = "Conflicts";
+    requisite = "Requisite";
+    onFailure = "OnFailure";
+    upholds = "Upholds";
+  };
+
+  service =
+    { config, ... }:
+    {
+      options = {
+        description = option types.str "";
+        documentation = option (types.listOf types.str) [ ];
+        wantedBy = option (types.listOf unitName) [ ];
+        requiredBy = option (types.listOf unitName) [ ];
+        unitConfig = option sectionType { };
+        serviceConfig = option sectionType { };
+        environment = option (types.attrsOf (types.nullOr atom)) { };
+        path = option (types.listOf types.package) [ ];
+        restartIfChanged = option types.bool true;
+        reloadIfChanged = option types.bool false;
+        stopIfChanged = option types.bool true;
+        startLimitIntervalSec = option (types.nullOr types.int) null;
+        startLimitBurst = option (types.nullOr types.int) null;
+        overrideStrategy = option (types.enum [
+          "asDropinIfExists"
+          "asDropin"
+        ]) "asDropinIfExists";
+      }
+      // lib.mapAttrs (_: _: option (types.listOf unitName) [ ]) unitLists;
+
+      config.unitConfig = lib.mkMerge [
+        (lib.mkIf (config.description != "") { Description = config.description; })
+        (lib.mkIf (config.documentation != [ ]) { Documentation = toString config.documentation; })
+        (lib.mkIf (config.startLimitIntervalSec != null) {
+          StartLimitIntervalSec = toString config.startLimitIntervalSec;
+        })
+        (lib.mkMerge (
+          lib.mapAttrsToList (
+            name: key: lib.mkIf (config.${name} != [ ]) { ${key} = toString config.${name}; }
+          ) unitLists
+        ))
+      ];
+    };
+
+  show = value: if lib.isBool value then lib.toJSON value else toString value;
+  section =
+    keys:
+    lib.concatMapStringsSep "" (
+      name:
+      let
+        values = if lib.isList keys.${name} then keys.${name} else [ keys.${name} ];
+      in
+      lib.concatMapStringsSep "" (value: "${name}=${show value}\n") values
+    ) (lib.attrNames keys);
+
+  unitText = unit: ''
+    [Unit]
+    ${section unit.unitConfig}
+    [Service]
+    ${lib.concatMapStringsSep "" (
+      name:
+      lib.optionalString (
+        unit.environment.${name} != null
+      ) "Environment=${lib.toJSON "${name}=${toString unit.environment.${name}}"}\n"
+    ) (lib.attrNames unit.environment)}${lib.optionalString unit.reloadIfChanged "X-ReloadIfChanged=true\n"}${lib.optionalString (!unit.restartIfChanged) "X-RestartIfChanged=false\n"}${lib.optionalString (!unit.stopIfChanged) "X-StopIfChanged=false\n"}${section unit.serviceConfig}'';
+in
+{
+  options.systemd.services = option (types.attrsOf (types.submodule service)) { };
+  options.systemd.units = option (types.attrsOf types.raw) { };
+  options.systemd.tmpfiles.rules = option (types.listOf types.str) [ ];
+
+  config.systemd.units = lib.mapAttrs' (
+    name: unit:
+    lib.nameValuePair "${name}.service" {
+      inherit (unit) wantedBy overrideStrategy;
+      text = unitText unit;
+    }
+  ) config.systemd.services;
+}
