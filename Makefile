@@ -1,0 +1,54 @@
+# `make demo` runs a whole fleet on this machine; `make test` passes the tests. Everything is kept in .venv/,
+# .venv-engine/ and .demo/ of this folder, and `make clean` takes it away again.
+PYTHON ?= python3
+DSV41 := .venv/bin/dsv41
+.DEFAULT_GOAL := help
+.PHONY: help demo engine test test-fast test-engine test-nix test-vm lint bench schema clean
+
+help:
+	@echo "make demo                         a three-rank fleet on this machine; Ctrl-C stops it"
+	@echo 'make demo ARGS="--engine scripted"  the same in seconds, without the download'
+	@echo 'make demo ARGS="--once --json"    once, with a report'
+	@echo "make test                         all tests (about 3 GB of downloads the first time)"
+	@echo "make test-fast                    the tests that need no engine"
+	@echo "make lint | bench NAME=rowstore | clean"
+
+# The supervisor's environment: no torch. The script does nothing when it is up to date.
+.venv: FORCE
+	@$(PYTHON) tools/make_venv.py
+FORCE:
+
+engine: .venv
+	@$(DSV41) demo --prepare-only
+
+demo: .venv
+	@$(DSV41) demo $(ARGS)
+
+test: .venv engine
+	.venv/bin/pytest $(ARGS)
+
+test-fast: .venv
+	.venv/bin/pytest --ignore=tests/engine $(ARGS)
+
+test-engine: .venv engine
+	.venv/bin/pytest tests/engine $(ARGS)
+
+test-nix: .venv
+	.venv/bin/pytest tests/eval $(ARGS)
+
+test-vm:
+	@echo "make test-vm: there are no VM tests yet (issue 5); nothing was run." >&2; exit 69
+
+lint: .venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check --diff . || true
+
+bench: .venv
+	.venv/bin/python tests/bench/$(NAME).py $(ARGS)
+
+schema: .venv
+	@$(DSV41) schema > modules/settings.schema.json.tmp
+	@mv modules/settings.schema.json.tmp modules/settings.schema.json
+
+clean:
+	rm -rf .venv .venv-engine .demo

@@ -1,0 +1,46 @@
+"""`dsv41`: one command for everything people touch. Each subcommand is a module in commands/."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from .errors import Dsv41Error, Exit
+
+# In the order of a first day: try it, bring it up, look at it; then what units run.
+COMMANDS = (
+    "demo", "up", "down", "drain", "status", "logs", "smoke", "pack", "adapters",
+    "check_config", "schema", "supervisor", "rank", "gateway",
+)  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="dsv41", description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    top.add_argument("--version", action="version", version=f"dsv41 {__version__}")
+    subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f".commands.{name}", __package__).register(subparsers)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except Dsv41Error as error:
+        print(f"dsv41: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+__all__ = ["Exit", "main", "parser"]

@@ -1,0 +1,75 @@
+"""What up, down, drain and status share: asking the head, following until it is done, and showing a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import Exit, Refusal
+from ..fleet.peers import SupervisorClient
+from ..settings import Settings
+
+POLL_S = 0.5
+
+
+async def order(
+    settings: Settings, what: str, done: Callable[[dict[str, Any]], bool], timeout_s: float | None
+) -> tuple[str, dict[str, Any]]:
+    """Give the head an order and follow its status until `done` or failed; shows each change on standard error."""
+    async with SupervisorClient(settings, settings.fleet.head) as head:
+        answer = await head.call("POST", f"/fleet/{what}", {"by": f"{getpass.getuser()} with dsv41 {what}"})
+        said = str(answer["said"])
+        began = time.monotonic()
+        shown = ""
+        while True:
+            status = await head.call("GET", "/status", timeout_s=15)
+            line = f"{status['state']}: {status['readiness']['detail']}"
+            if line != shown:
+                shown = line
+                print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
+            if done(status) or status["state"] == "failed":
+                return said, status
+            if timeout_s is not None and time.monotonic() - began > timeout_s:
+                return said, status
+            await asyncio.sleep(POLL_S)
+
+
+def failure(status: dict[str, Any]) -> int:
+    """Show why a fleet failed; the exit status that says whether trying again can help."""
+    refusals = [Refusal.from_json(r) for r in status["refusals"]]
+    for refusal in refusals:
+        print(f"dsv41: {refusal}", file=sys.stderr)
+    if not refusals:
+        print(f"dsv41: the fleet is {status['state']}: {status['reason']}", file=sys.stderr)
+    if refusals and all(r.transient for r in refusals):
+        return Exit.UNAVAILABLE
+    return Exit.REFUSED
+
+
+def rows(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a node, worst first."""
+    table = []
+    for name, node in status["nodes"].items():
+        measured = node.get("measured", {})
+        if "rank" not in node:
+            table.append({"node": name, "rank": None, "state": "unreachable", "detail": "its supervisor is silent"})
+            continue
+        table.append(
+            {
+                "node": name,
+                "rank": node["rank_number"],
+                "state": node["rank"]["state"],
+                "detail": node["rank"]["sentence"],
+                "adapters": node["rank"]["armed"],
+                "rss_mb": round(measured.get("rank_rss_bytes", 0) / 1e6),
+                "supervisor_rss_mb": round(node["supervisor"]["rss_bytes"] / 1e6, 1),
+                "memory_available_gib": round(measured.get("memory_available_bytes", 0) / 2**30, 1),
+                "engram_rows_read": measured.get("counters", {}).get("engram_rows_read", 0),
+            }
+        )
+    bad = {"unreachable": 0, "failed": 1}
+    return sorted(table, key=lambda r: (bad.get(r["state"], 2), r["rank"] if r["rank"] is not None else -1))

@@ -1,0 +1,44 @@
+"""`dsv41 smoke`: one streamed chat request through the gateway, as a user would send it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..errors import Exit
+from . import add_settings, read_settings
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("smoke", help="send one chat request through the gateway")
+    add_settings(parser, node=False)
+    parser.add_argument("--prompt", default="What is 19 + 23?")
+    parser.add_argument("--max-tokens", type=int, default=32, metavar="N")
+    parser.add_argument("--key-file", type=Path, help="file whose first key is used (gateway.keys_file)")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from ..smoke import ask, first_key
+
+    settings = read_settings(args)
+    keys_file = args.key_file or settings.path(settings.gateway.keys_file, settings.fleet.head)
+    base = f"http://{settings.gateway.address}:{settings.gateway.port}"
+    key = first_key(keys_file) if settings.gateway.require_key else None
+
+    def show(text: str) -> None:
+        if not args.json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    answer = asyncio.run(ask(base, key, settings.engine.served_model_name, args.prompt, args.max_tokens, show))
+    if args.json:
+        print(json.dumps(answer.to_json()))
+    else:
+        print(f"\n{answer.completion_tokens} tokens, {answer.tokens_per_s:.1f} tokens/s, first after {answer.first_s:.2f} s")
+    return Exit.OK

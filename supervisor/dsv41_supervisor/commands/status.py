@@ -1,0 +1,61 @@
+"""`dsv41 status`: every node, its rank and the reason for anything that is not ready."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ..errors import Exit
+from . import add_settings, read_settings
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("status", help="show the fleet")
+    add_settings(parser, node=False)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from ..fleet.peers import SupervisorClient
+    from .fleet import rows
+
+    settings = read_settings(args)
+
+    async def ask() -> dict[str, object]:
+        async with SupervisorClient(settings, settings.fleet.head) as head:
+            return await head.call("GET", "/status", timeout_s=15)
+
+    status = asyncio.run(ask())
+    if args.json:
+        print(json.dumps(status))
+    else:
+        _show(status, rows(status))
+    return Exit.OK if status["state"] == "serving" else Exit.UNAVAILABLE
+
+
+def _show(status, table) -> None:  # type: ignore[no-untyped-def]
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, highlight=False)
+    boot = status["boot"]["id"] if status["boot"] else "none"
+    console.print(f"fleet {status['fleet']}: [bold]{status['state']}[/bold], boot {boot}, {status['recoveries']} recoveries")
+    if status["reason"]:
+        console.print(f"because: {status['reason']}", markup=False)
+    shown = Table(box=None, pad_edge=False)
+    for column in ("rank", "node", "state", "adapters", "rank MB", "supervisor MB", "free GiB", "rows read", "detail"):
+        shown.add_column(column, justify="right" if column in ("rank MB", "supervisor MB", "free GiB", "rows read") else "left")
+    for row in table:
+        armed = ", ".join(f"{name} {state}" for name, state in row.get("adapters", {}).items()) or "-"
+        shown.add_row(
+            str(row["rank"]), row["node"], row["state"], armed, str(row.get("rss_mb", "")),
+            str(row.get("supervisor_rss_mb", "")), str(row.get("memory_available_gib", "")),
+            str(row.get("engram_rows_read", "")), "" if row["detail"] == row["state"] else row["detail"],
+        )  # fmt: skip
+    console.print(shown)
+    for refusal in status["refusals"]:
+        console.print(f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False)

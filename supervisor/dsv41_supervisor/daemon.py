@@ -1,0 +1,118 @@
+"""`dsv41 supervisor`: the daemon on every node. Wires the pieces together and owns their life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from .api import Api
+from .errors import Dsv41Error, Exit, Stage
+from .fleet.controller import FleetController
+from .fleet.peers import read_fleet_key
+from .journal import log
+from .node import PACK_UNIT, NodeAgent, rank_unit
+from .rank.notify import notify
+from .settings import Settings, UnitBackend
+from .units import UnitStatus
+from .units.process import ProcessUnits, UnitDefinition
+
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_CACHE_HOME", "DSV41_SCRIPT")
+
+
+async def run(settings: Settings, settings_path: Path, node: str) -> int:
+    """Serve until SIGTERM. Raises Dsv41Error when it cannot start."""
+    key = read_fleet_key(settings, node)
+    for directory in (settings.state_dir(node), settings.run_dir(node)):
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        except OSError as error:
+            raise Dsv41Error(
+                f"cannot make {directory}: {error.strerror}.", stage=Stage.CONFIG, node=node,
+                hint="Give the supervisor's user that directory.", transient=True,
+            ) from None  # fmt: skip
+    units = _units(settings, settings_path, node)
+    agent = NodeAgent(settings, node, units)
+    units_listen(units, agent)
+    controller = FleetController(settings, agent, key) if node == settings.fleet.head else None
+    api = Api(settings, agent, controller, key)
+    here = settings.fleet.nodes[node]
+    runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, str(here.management_address), here.supervisor_port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        await units.close(stop_all=False)
+        raise Dsv41Error(
+            f"cannot listen on {here.management_address}:{here.supervisor_port}: {os.strerror(error.errno or 0)}.",
+            stage=Stage.CONFIG, node=node, transient=True,
+            hint=f"See who holds it: ss -ltnp 'sport = :{here.supervisor_port}', or set another supervisor_port.",
+        ) from None  # fmt: skip
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    work = [asyncio.create_task(agent.run())]
+    if controller is not None:
+        work.append(asyncio.create_task(controller.run()))
+    work.append(asyncio.create_task(stop.wait()))
+    notify("READY=1", f"STATUS=node {node}, rank {here.rank}")
+    log.info("supervisor of %s listens on %s:%d", node, here.management_address, here.supervisor_port)
+    try:
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            failure = task.exception()
+            if failure is not None:
+                log.error("the supervisor's work ended by a bug", exc_info=failure)
+                return Exit.BUG
+        return Exit.OK
+    finally:
+        notify("STOPPING=1")
+        for task in work:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*work, return_exceptions=True)
+        await agent.close()
+        if controller is not None:
+            await controller.close()
+        # Child processes are this backend's units: with nobody to watch them, they are stopped. Under systemd they
+        # are units of their own and live on.
+        await units.close(stop_all=True)
+        await runner.cleanup()
+
+
+def units_listen(units: ProcessUnits, agent: NodeAgent) -> None:
+    """Tell the agent at once when a unit ends."""
+
+    def ended(status: UnitStatus) -> None:
+        agent.unit_exited(status)
+
+    units.on_exit = ended
+
+
+def _units(settings: Settings, settings_path: Path, node: str) -> ProcessUnits:
+    if settings.supervisor.units is not UnitBackend.PROCESS:
+        raise Dsv41Error(
+            "supervisor.units is systemd, which this version does not drive yet.", stage=Stage.CONFIG, node=node,
+            hint="Set supervisor.units to process.",
+        )  # fmt: skip
+    rank = settings.fleet.nodes[node].rank
+    common = ["--settings", str(settings_path), "--node", node]
+    me = [sys.executable, "-m", "dsv41_supervisor"]
+    argv = {rank_unit(rank): [*me, "rank", str(rank), *common], PACK_UNIT: [*me, "pack", *common]}
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"PYTHONUNBUFFERED": "1"}
+
+    def definition(unit: str) -> UnitDefinition:
+        name = unit.removeprefix("dsv41-").replace("@", "-")
+        return UnitDefinition(
+            argv[unit], environment, settings.run_dir(node) / f"{name}.log", oneshot=unit == PACK_UNIT
+        )
+
+    return ProcessUnits(definition, settings.run_dir(node) / "units")

@@ -1,0 +1,618 @@
+"""Up, down and back again: the one owner of the fleet's boot. Runs in the head's supervisor.
+
+Workers first: every node passes its stages, every worker waits at the rendezvous, then the head's rank is started and
+admitted. One rank lost means that all stop, are seen to be gone, and start in order again: at most `max_recoveries`
+times in a window, with a growing pause, and only for boots that had served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
+
+from ..atomic import read_json, write_json
+from ..changes import Changes
+from ..deadline import Deadline
+from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
+from ..journal import Event, event, log
+from ..node import NodeAgent
+from ..rank.phases import Phase
+from ..rank.plan import Boot
+from ..rank.state import RankState
+from ..settings import Settings
+from .members import LocalMember, RemoteMember
+from .samebits import differences
+
+PEERS_TIMEOUT_S = 20
+PACKING_TIMEOUT_S = 4 * 3600
+LOST_GRACE_S = 2.0
+
+
+class FleetState(StrEnum):
+    """What users are told; derived from the ranks and from what was asked for."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    SERVING = "serving"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class _OrderChanged(Exception):
+    """Someone asked for something else meanwhile."""
+
+
+class FleetController:
+    """See the module's docstring. All methods run in one event loop."""
+
+    def __init__(self, settings: Settings, agent: NodeAgent, key: str) -> None:
+        self.settings = settings
+        self.changes = Changes()
+        self.state = FleetState.DOWN
+        self.reason: str | None = None
+        self.refusals: tuple[Refusal, ...] = ()
+        self._agent = agent
+        self.members: dict[str, LocalMember | RemoteMember] = {
+            name: LocalMember(agent, self.changes) if name == agent.node
+            else RemoteMember(settings, name, key, self.changes)
+            for name in settings.fleet.in_rank_order
+        }  # fmt: skip
+        self._state_path = settings.state_dir(agent.node) / "fleet.json"
+        self._audit_path = settings.state_dir(agent.node) / "audit.log"
+        self._wanted_up = False
+        self._order = asyncio.Event()
+        self._boot: Boot | None = None
+        self._generation = 0
+        self._served = False
+        self._recoveries: list[float] = []
+        self._boot_began_s = 0.0
+        self._last_boot_s = 60.0
+        self._timeline: list[dict[str, Any]] = []
+        self._restore()
+
+    # -- what others ask ---------------------------------------------------------------------------------------------
+
+    def up(self, by: str) -> str:
+        """Ask for the fleet to serve. Changes nothing when it already does; returns one sentence."""
+        if self._wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
+            return f"the fleet is already {self.state}; nothing was changed"
+        self._decide(f"up was asked for by {by}")
+        self._recoveries.clear()
+        self.refusals = ()
+        if self.state is FleetState.FAILED:
+            self._set_state(FleetState.DOWN, None)
+        self._set_wanted(True)
+        return "starting"
+
+    def down(self, by: str) -> str:
+        """Ask for everything to stop."""
+        if not self._wanted_up and self.state is FleetState.DOWN:
+            return "the fleet is already down; nothing was changed"
+        self._decide(f"down was asked for by {by}")
+        self._set_wanted(False)
+        return "stopping"
+
+    async def drain(self, by: str) -> str:
+        """Take no new requests, let the running ones finish, then stop."""
+        if self.state is not FleetState.SERVING:
+            return self.down(by)
+        self._decide(f"drain was asked for by {by}")
+        self._set_state(FleetState.DRAINING, "draining")
+        await self.members[self.settings.fleet.head].drain()
+        self._set_wanted(False)
+        return "draining"
+
+    def readiness(self) -> dict[str, Any]:
+        """What the gateway is handed."""
+        serving = self.state is FleetState.SERVING
+        port = self.settings.fleet.nodes[self.settings.fleet.head].engine_port
+        return {
+            "version": self.changes.version,
+            "ready": serving,
+            "reason": None if serving else self.reason or f"the fleet is {self.state}",
+            "state": str(self.state),
+            "boot": self._boot.id if self._boot else None,
+            "upstream": f"http://127.0.0.1:{port}",
+            "served_model_name": self.settings.engine.served_model_name,
+            "retry_after_s": self._retry_after_s(),
+            "detail": self._detail(),
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """The whole fleet, for `dsv41 status`."""
+        async def measured(member: LocalMember | RemoteMember) -> dict[str, Any]:
+            try:
+                return await member.measure()
+            except Dsv41Error:
+                return {}
+
+        figures = await asyncio.gather(*(measured(m) for m in self.members.values()))
+        return {
+            "fleet": self.settings.fleet.name,
+            "state": str(self.state),
+            "reason": self.reason,
+            "refusals": [r.to_json() for r in self.refusals],
+            "boot": self._boot.to_json() if self._boot else None,
+            "wanted": "up" if self._wanted_up else "down",
+            "recoveries": len(self._recoveries),
+            "readiness": self.readiness(),
+            "timeline": self._timeline[-60:],
+            "nodes": {
+                name: (member.status or {"node": name, "unreachable_s": round(member.silent_s, 1)}) | {"measured": m}
+                for (name, member), m in zip(self.members.items(), figures, strict=True)
+            },
+        }
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Drive the fleet until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for member in self.members.values():
+                group.create_task(member.watch())
+            group.create_task(self._drive())
+
+    async def close(self) -> None:
+        for member in self.members.values():
+            if isinstance(member, RemoteMember):
+                await member.close()
+
+    async def _drive(self) -> None:
+        if self._boot is not None:
+            await self._or_new_order(self._adopt)
+        while True:
+            if not self._wanted_up:
+                if self.state not in (FleetState.DOWN, FleetState.FAILED):
+                    await self._or_new_order(self._bring_down)
+                if not self._wanted_up:
+                    await self._next_order()
+                continue
+            if self.state is FleetState.SERVING:
+                await self._or_new_order(self._serve)
+                continue
+            if self.state is FleetState.FAILED:
+                await self._next_order()
+                continue
+            await self._or_new_order(self._start)
+
+    async def _start(self) -> None:
+        """One boot, from checks to serving; on failure everything is stopped and it is decided what comes next."""
+        recovering = self.state is FleetState.RECOVERING
+        self._set_state(FleetState.RECOVERING if recovering else FleetState.STARTING, None)
+        self._served = False
+        try:
+            await self._boot_in_order()
+        except Dsv41Error as error:
+            await self._failed_boot(error, recovering)
+            return
+        self._served = True
+        self._last_boot_s = time.monotonic() - self._boot_began_s
+        self.refusals = ()
+        self._set_state(FleetState.SERVING, None)
+        assert self._boot is not None
+        event(Event.FLEET_SERVING, f"boot {self._boot.id} serves after {self._last_boot_s:.1f} s", stage=Stage.ENGINE)
+
+    async def _boot_in_order(self) -> None:
+        fleet = self.settings.fleet
+        self._boot_began_s = time.monotonic()
+        await self._all_heard()
+        await self._stop_all("a new boot begins", LOST_GRACE_S)
+        boot = self._new_boot()
+        event(Event.BOOT_STARTED, f"boot {boot.id} (generation {boot.generation}) starts", stage=Stage.RANK)
+        self._note("checks")
+        await self._each(list(self.members), lambda m: m.prepare(boot))
+        for member in self.members.values():
+            member.lease_boot = boot.id
+        await self._until(self._prepared, Deadline.after(PACKING_TIMEOUT_S, "the checks of every node"))
+        same = differences({n: m.status for n, m in self.members.items() if m.status is not None})
+        if same:
+            raise Refused(same)
+        workers = [name for name in fleet.in_rank_order if name != fleet.head]
+        self._note("workers start")
+        await self._each(workers, lambda m: m.start(boot.id))
+        await self._until(lambda: all(self._waits_at_rendezvous(w) for w in workers),
+                          Deadline.after(3600, "the workers to wait at the rendezvous"))  # fmt: skip
+        self._note("head starts")
+        await self._each([fleet.head], lambda m: m.start(boot.id))
+        await self._until(
+            lambda: all(self._rank_state(n) is RankState.READY for n in self.members),
+            Deadline.after(24 * 3600, "every rank to be ready"),
+        )
+        self._note("serving")
+
+    async def _serve(self) -> None:
+        """Watch until a rank is lost."""
+        while True:
+            seen = self.changes.version
+            lost = self._lost()
+            if lost is not None:
+                break
+            await self.changes.newer_than(seen, 0.5)
+        self._note(f"lost: {lost}")
+        event(Event.RANK_LOST, lost, logging.ERROR, stage=Stage.ENGINE)
+        self._set_state(FleetState.RECOVERING, lost)
+        await self._recover(lost)
+
+    async def _recover(self, why: str) -> None:
+        """Stop all, look that all is gone, pause; the next turn of the loop starts again. Or give up."""
+        recovery = self.settings.recovery
+        await self._stop_all(why, LOST_GRACE_S)
+        self._note("all ranks stopped")
+        now = time.time()
+        self._recoveries = [t for t in self._recoveries if now - t < recovery.window_s]
+        if len(self._recoveries) >= recovery.max_recoveries:
+            sentence = (f"{len(self._recoveries)} recoveries within {recovery.window_s:.0f} s did not hold; "
+                        f"staying down. Last reason: {why}")  # fmt: skip
+            event(Event.RECOVERY_GIVEN_UP, sentence, logging.ERROR, stage=Stage.RANK)
+            await self._alert(sentence)
+            self._decide(sentence)
+            self._set_state(FleetState.FAILED, sentence)
+            return
+        pause_s = recovery.backoff_s * 2 ** len(self._recoveries)
+        self._recoveries.append(now)
+        self._save()
+        self._decide(f"recovery {len(self._recoveries)} of {recovery.max_recoveries} in {pause_s:.0f} s, because {why}")
+        event(Event.RECOVERY_STARTED, f"recovering: {why}", logging.WARNING, stage=Stage.RANK)
+        await asyncio.sleep(pause_s)
+
+    async def _failed_boot(self, error: Dsv41Error, recovering: bool) -> None:
+        self.refusals = error.refusals
+        why = str(error)
+        self._note(f"boot failed: {why.splitlines()[0]}")
+        log.error("the boot failed:\n%s", why)
+        try:
+            await self._stop_all("the boot failed", LOST_GRACE_S)
+        except Dsv41Error as left:
+            self.refusals = (*self.refusals, *left.refusals)
+        if recovering and all(r.transient for r in error.refusals):
+            await self._recover(why)
+            return
+        # A boot that never worked is not tried again as if it had: the same thing would happen.
+        self._decide(f"the boot failed and is not tried again: {why}")
+        if recovering:
+            await self._alert(why)
+        self._wanted_up = False
+        self._save()
+        self._set_state(FleetState.FAILED, why)
+
+    async def _bring_down(self) -> None:
+        if self.state is FleetState.DRAINING:
+            await self._drained()
+        self._set_state(FleetState.STOPPING, "stopping")
+        try:
+            await self._stop_all("down was asked for", self.settings.recovery.stop_timeout_s)
+        except Dsv41Error as error:
+            self.refusals = error.refusals
+            self._set_state(FleetState.FAILED, str(error))
+            return
+        self.refusals = ()
+        self._set_state(FleetState.DOWN, None)
+        event(Event.FLEET_STOPPED, "every rank is gone", stage=Stage.RANK)
+
+    async def _drained(self) -> None:
+        """Wait for running requests, within the limit."""
+        deadline = Deadline.after(self.settings.recovery.stop_timeout_s, "running requests to finish")
+        probe = self._agent.probe
+        while not deadline.expired:
+            load = await probe.load()
+            if load is None or load.n_running + load.n_queued == 0:
+                return
+            await asyncio.sleep(0.25)
+
+    async def _adopt(self) -> None:
+        """After a restart of this supervisor: keep what is healthy and the same, else start cleanly."""
+        assert self._boot is not None
+        boot = self._boot
+        self._set_state(FleetState.STARTING, "looking whether the ranks of the boot before still serve")
+        for member in self.members.values():
+            member.lease_boot = boot.id
+        deadline = Deadline.after(PEERS_TIMEOUT_S + self.settings.engine.stall.warmup_s, "the ranks of the boot before")
+        while not deadline.expired:
+            statuses = [m.status for m in self.members.values()]
+            if all(s is not None for s in statuses):
+                states = {s["rank"]["state"] for s in statuses if s is not None}
+                boots = {(s["boot"] or {}).get("id") for s in statuses if s is not None}
+                if boots != {boot.id} or states & {"failed", "stopped"}:
+                    break
+                if states == {"ready"} and not differences({s["node"]: s for s in statuses if s is not None}):
+                    self._served = True
+                    self._decide(f"adopted boot {boot.id}: every rank is ready and the same")
+                    event(Event.FLEET_ADOPTED, f"adopted boot {boot.id}", stage=Stage.RANK)
+                    self._set_state(FleetState.SERVING, None)
+                    return
+                if states == {"absent"}:
+                    break
+            seen = self.changes.version
+            await self.changes.newer_than(seen, 0.5)
+        self._decide(f"boot {boot.id} cannot be adopted; stopping what is left of it")
+        try:
+            await self._stop_all("the boot before cannot be adopted", LOST_GRACE_S)
+        except Dsv41Error as error:
+            log.warning("%s", error)
+        self._set_state(FleetState.DOWN, None)
+
+    # -- pieces ------------------------------------------------------------------------------------------------------
+
+    async def _all_heard(self) -> None:
+        """Every node's supervisor has answered. Raises Refused naming those that did not."""
+        deadline = Deadline.after(PEERS_TIMEOUT_S, "every node's supervisor")
+        while (silent := [n for n, m in self.members.items() if m.status is None]) and not deadline.expired:
+            seen = self.changes.version
+            await self.changes.newer_than(seen, min(0.5, deadline.left_s))
+        if silent:
+            nodes = self.settings.fleet.nodes
+            raise Refused(
+                Refusal(
+                    Stage.RANK,
+                    f"its supervisor does not answer at {nodes[n].management_address}:{nodes[n].supervisor_port}.",
+                    f"Check that dsv41-supervisor runs on {n}, and the management network.",
+                    node=n, rank=nodes[n].rank, transient=True, check="supervisor-reachable",
+                )
+                for n in silent
+            )  # fmt: skip
+
+    def _new_boot(self) -> Boot:
+        seen = [m.status["highest_generation"] for m in self.members.values() if m.status is not None]
+        self._generation = max([self._generation, *seen]) + 1
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        boot = Boot(f"{stamp}-{secrets.token_hex(4)}", self._generation, self._free_port())
+        self._boot = boot
+        self._save()
+        return boot
+
+    def _free_port(self) -> int:
+        """A rendezvous port that no boot used lately and nobody listens on."""
+        rendezvous = self.settings.engine.rendezvous
+        address = str(self.settings.fleet.nodes[self.settings.fleet.head].management_address)
+        taken = []
+        for i in range(rendezvous.n_ports):
+            port = rendezvous.first_port + (self._generation + i) % rendezvous.n_ports
+            with socket.socket() as sock:
+                try:
+                    sock.bind((address, port))
+                except OSError as error:
+                    taken.append(f"{port} ({error.strerror})")
+                    continue
+            return port
+        raise Dsv41Error(
+            f"no port of engine.rendezvous is free on {address}: {', '.join(taken[:3])}, …", stage=Stage.RANK,
+            node=self.settings.fleet.head, transient=True, hint="See who holds them: ss -ltnp",
+        )  # fmt: skip
+
+    async def _each(
+        self, names: list[str], order: Callable[[LocalMember | RemoteMember], Awaitable[Any]]
+    ) -> dict[str, Any]:
+        """Give an order to several nodes at once; all their refusals together."""
+        results = await asyncio.gather(*(order(self.members[n]) for n in names), return_exceptions=True)
+        refusals: list[Refusal] = []
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, Dsv41Error):
+                refusals += result.refusals
+            elif isinstance(result, ValueError):
+                refusals.append(Refusal(Stage.RANK, f"{result}.", "Run dsv41 down, then dsv41 up.", node=name))
+            elif isinstance(result, BaseException):
+                raise result
+        if refusals:
+            raise Refused(refusals)
+        return dict(zip(names, results, strict=True))
+
+    async def _stop_all(self, why: str, grace_s: float) -> None:
+        """Stop every rank and look that it is gone. Raises Refused naming what is left."""
+        for member in self.members.values():
+            member.lease_boot = None
+        self._boot = None
+        self._save()
+
+        async def stop(member: LocalMember | RemoteMember) -> dict[str, Any]:
+            try:
+                return await member.stop(why, grace_s)
+            except PeerUnreachable as error:
+                if member.status is None:
+                    # Out of reach: its lease is not renewed any more, so its rank stops by itself.
+                    log.warning("%s", error)
+                    return {"members": [], "port_free": True}
+                raise
+
+        left = await self._each(list(self.members), stop)
+        refusals = []
+        for name, what in left.items():
+            rank = self.settings.fleet.nodes[name].rank
+            if what["members"]:
+                refusals.append(
+                    Refusal(Stage.RANK, f"processes {what['members']} of the rank cannot be stopped.",
+                            f"Look at them on {name}: ps -o pid,stat,wchan -p {','.join(map(str, what['members']))}",
+                            node=name, rank=rank, transient=True)
+                )  # fmt: skip
+            if not what["port_free"]:
+                port = self.settings.fleet.nodes[name].engine_port
+                refusals.append(
+                    Refusal(Stage.RANK, f"port {port} is taken by a process that is not ours.",
+                            f"See who holds it on {name}: ss -ltnp 'sport = :{port}', or set another engine_port.",
+                            node=name, rank=rank, transient=True, check="engine-port")
+                )  # fmt: skip
+        if refusals:
+            raise Refused(refusals)
+
+    async def _until(self, condition: Callable[[], bool], deadline: Deadline) -> None:
+        """Wait for a condition over the members' statuses; a lost rank, node or failed check ends the wait."""
+        while True:
+            seen = self.changes.version
+            self._raise_failures()
+            if condition():
+                return
+            if deadline.expired:
+                raise deadline.error()
+            await self.changes.newer_than(seen, min(0.5, max(deadline.left_s, 0.01)))
+
+    def _prepared(self) -> bool:
+        return all(m.status is not None and m.status["prepare"]["state"] == "passed" for m in self.members.values())
+
+    def _raise_failures(self) -> None:
+        refusals: list[Refusal] = []
+        pending = False
+        for name, member in self.members.items():
+            number = self.settings.fleet.nodes[name].rank
+            status = member.status
+            if status is None:
+                refusals.append(
+                    Refusal(Stage.RANK, f"its supervisor has been silent for {member.silent_s:.0f} s.",
+                            f"Check {name}: is it on, is dsv41-supervisor running?", node=name, rank=number,
+                            transient=True)
+                )  # fmt: skip
+                continue
+            if status["prepare"]["state"] == "refused":
+                refusals += [Refusal.from_json(r) for r in status["prepare"]["refusals"]]
+            pending = pending or status["prepare"]["state"] == "running"
+            rank = status["rank"]
+            if rank["state"] in ("failed", "stopped"):
+                lines = [line for line in rank["last_lines"] if line.strip()][-3:]
+                said = f" It last said: {' | '.join(lines)}" if lines else ""
+                refusals.append(
+                    Refusal(Stage.ENGINE, f"{rank['reason'] or rank['state']}.{said}",
+                            f"Run dsv41 logs {name} for more.", node=name, rank=number,
+                            transient=not rank["refused"])
+                )  # fmt: skip
+        # All refusals of the checks are shown together, so wait for the slower nodes before giving up.
+        if refusals and not pending:
+            raise Refused(refusals)
+
+    def _rank_state(self, name: str) -> RankState | None:
+        status = self.members[name].status
+        return RankState(status["rank"]["state"]) if status is not None else None
+
+    def _waits_at_rendezvous(self, name: str) -> bool:
+        status = self.members[name].status
+        return (
+            status is not None
+            and status["rank"]["state"] == RankState.LOADING
+            and status["rank"]["phase"] != Phase.STARTING
+        )
+
+    def _lost(self) -> str | None:
+        """Why the fleet does not serve any more; None while every rank is ready in this boot."""
+        for name, member in self.members.items():
+            number = self.settings.fleet.nodes[name].rank
+            status = member.status
+            if status is None:
+                return f"rank {number} on {name}: its supervisor has been silent for {member.silent_s:.1f} s"
+            boot = (status["boot"] or {}).get("id")
+            if status["rank"]["state"] != RankState.READY or self._boot is None or boot != self._boot.id:
+                return f"rank {number} on {name} is {status['rank']['sentence']}"
+        return None
+
+    async def _or_new_order(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` until it ends or someone asks for something else."""
+        self._order.clear()
+        task = asyncio.ensure_future(work())
+        ordered = asyncio.ensure_future(self._order.wait())
+        try:
+            await asyncio.wait({task, ordered}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ordered.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is not None:
+            log.error("the fleet's loop failed; stopping the fleet", exc_info=failure)
+            self._wanted_up = False
+            self._set_state(FleetState.FAILED, f"a bug: {failure!r}")
+
+    async def _next_order(self) -> None:
+        await self._order.wait()
+        self._order.clear()
+
+    def _set_wanted(self, up: bool) -> None:
+        self._wanted_up = up
+        self._save()
+        self._order.set()
+        self.changes.bump()
+
+    def _set_state(self, state: FleetState, reason: str | None) -> None:
+        if state is not self.state or reason != self.reason:
+            log.info("fleet: %s -> %s%s", self.state, state, f": {reason}" if reason else "")
+        self.state, self.reason = state, reason
+        self.changes.bump()
+
+    def _note(self, what: str) -> None:
+        self._timeline.append({"at": round(time.time(), 3), "what": what})
+        del self._timeline[:-200]
+
+    def _decide(self, what: str) -> None:
+        """One line of the audit log: every decision with its reason."""
+        self._note(what)
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {what.replace(chr(10), ' | ')}\n"
+        try:
+            with self._audit_path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._audit_path, error.strerror)
+
+    def _detail(self) -> str:
+        parts = []
+        for name, member in self.members.items():
+            status = member.status
+            number = self.settings.fleet.nodes[name].rank
+            if status is None:
+                parts.append(f"rank {number} on {name} unreachable")
+            elif status["prepare"]["state"] == "running":
+                parts.append(f"rank {number} on {name} in stage {status['prepare']['stage']}")
+            else:
+                parts.append(f"rank {number} on {name} {status['rank']['sentence']}")
+        return "; ".join(parts)
+
+    def _retry_after_s(self) -> float:
+        """An estimate from the last boot: what is left of it, at least a second."""
+        if self.state is FleetState.SERVING:
+            return 0.0
+        if self.state in (FleetState.STARTING, FleetState.RECOVERING):
+            return round(max(1.0, self._last_boot_s - (time.monotonic() - self._boot_began_s)), 1)
+        return 60.0
+
+    async def _alert(self, sentence: str) -> None:
+        command = self.settings.alerts.command
+        if command is None:
+            return
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+            await asyncio.wait_for(process.communicate(f"{self.settings.fleet.name}: {sentence}\n".encode()), 30)
+        except (OSError, TimeoutError) as error:
+            log.error("the alert command failed: %s", error)
+
+    def _save(self) -> None:
+        try:
+            write_json(
+                self._state_path,
+                {
+                    "wanted": "up" if self._wanted_up else "down",
+                    "generation": self._generation,
+                    "boot": self._boot.to_json() if self._boot else None,
+                    "recoveries": self._recoveries,
+                    "last_boot_s": self._last_boot_s,
+                },
+            )
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._state_path, error.strerror)
+
+    def _restore(self) -> None:
+        raw = read_json(self._state_path)
+        if raw is None:
+            return
+        try:
+            self._wanted_up = raw["wanted"] == "up"
+            self._generation = int(raw["generation"])
+            self._boot = Boot.from_json(raw["boot"]) if raw.get("boot") else None
+            self._recoveries = [float(t) for t in raw.get("recoveries", ())]
+            self._last_boot_s = float(raw.get("last_boot_s", 60.0))
+        except (KeyError, TypeError, ValueError):
+            log.warning("%s has another shape; starting without it", self._state_path)

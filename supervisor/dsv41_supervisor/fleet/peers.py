@@ -1,0 +1,99 @@
+"""The other supervisors over HTTP: every request carries the fleet's key and name, and has a bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
+from ..settings import Settings
+
+FLEET_HEADER = "X-DSV41-Fleet"
+MIN_KEY_BYTES = 32
+
+
+def read_fleet_key(settings: Settings, node: str) -> str:
+    """The key that this fleet's supervisors share. Raises Dsv41Error when it is missing, short, or open to others."""
+    path = Path(settings.path(settings.fleet.key_file, node))
+    try:
+        key = path.read_text().strip()
+        mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        raise Dsv41Error(
+            f"the fleet key {path} cannot be read: {error.strerror}.", stage=Stage.CONFIG, node=node,
+            hint="Put the same key, 32 bytes or more, on every node and name it in fleet.key_file.",
+        ) from None  # fmt: skip
+    if len(key.encode()) < MIN_KEY_BYTES:
+        raise Dsv41Error(
+            f"the fleet key {path} has {len(key.encode())} bytes, expected {MIN_KEY_BYTES} or more.",
+            stage=Stage.CONFIG, node=node, hint="Make one with: openssl rand -hex 32",
+        )  # fmt: skip
+    if mode & 0o007:
+        raise Dsv41Error(
+            f"the fleet key {path} can be read by everyone (mode {mode:o}).", stage=Stage.CONFIG, node=node,
+            hint=f"Run chmod 640 {path}.",
+        )  # fmt: skip
+    return key
+
+
+class SupervisorClient:
+    """Calls to one node's supervisor."""
+
+    def __init__(self, settings: Settings, node: str, key: str | None = None) -> None:
+        here = settings.fleet.nodes[node]
+        self.node = node
+        self.base = f"http://{here.management_address}:{here.supervisor_port}"
+        key = key if key is not None else read_fleet_key(settings, node)
+        self._headers = {"Authorization": f"Bearer {key}", FLEET_HEADER: settings.fleet.name}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> SupervisorClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 5
+    ) -> dict[str, Any]:
+        """One request. Raises PeerUnreachable (no answer in time) or Refused (the peer said why)."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        try:
+            async with self._session.request(
+                method, self.base + path, json=body, timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=3)
+            ) as answer:
+                raw = await answer.json(content_type=None)
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise PeerUnreachable(
+                f"the supervisor of {self.node} at {self.base} does not answer ({type(error).__name__}).",
+                stage=Stage.RANK, node=self.node, transient=True,
+                hint=f"Check that dsv41-supervisor runs on {self.node} and that {self.base} can be reached.",
+            ) from None  # fmt: skip
+        except ValueError:
+            raw, status = None, 0
+        if not isinstance(raw, dict):
+            raise Dsv41Error(
+                f"{self.base}{path} did not answer as a dsv41 supervisor does.", stage=Stage.RANK, node=self.node,
+                hint=f"Check what listens on {self.base}.",
+            )  # fmt: skip
+        if status >= 400:
+            error = raw.get("error", {})
+            refusals = [Refusal.from_json(r) for r in error.get("refusals", ())]
+            if refusals:
+                raise Refused(refusals)
+            raise Dsv41Error(
+                f"{self.base}{path} answered {status}: {error.get('message', 'no reason given')}",
+                stage=Stage.RANK, node=self.node, hint="Run dsv41 status, and see the supervisor's log on that node.",
+            )  # fmt: skip
+        return raw

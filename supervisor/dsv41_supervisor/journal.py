@@ -1,0 +1,97 @@
+"""Logging: facts go in journal fields, sentences stay sentences. Each event worth alerting on is declared once, here."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+_fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("dsv41_fields", default={})
+
+log = logging.getLogger("dsv41")
+
+
+class Event(Enum):
+    """MESSAGE_IDs (128-bit, fixed for ever): `journalctl MESSAGE_ID=…`; `modules/dsv41.catalog` says what to do."""
+
+    STAGE_DONE = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0001"
+    STAGE_REFUSED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0002"
+    BOOT_STARTED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0003"
+    FLEET_SERVING = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0004"
+    RANK_LOST = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0005"
+    FLEET_STOPPED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0006"
+    RECOVERY_STARTED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0007"
+    RECOVERY_GIVEN_UP = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0008"
+    LEASE_EXPIRED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0009"
+    MEMORY_FLOOR = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d000a"
+    FLEET_ADOPTED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d000b"
+
+
+@contextlib.contextmanager
+def fields(**values: object) -> Iterator[None]:
+    """Journal fields (DSV41_STAGE, DSV41_NODE, …) for every line logged inside; names are given in lower case."""
+    merged = _fields.get() | {f"DSV41_{k.upper()}": str(v) for k, v in values.items() if v is not None}
+    token = _fields.set(merged)
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def event(kind: Event, sentence: str, level: int = logging.INFO, **values: object) -> None:
+    """Log one declared event with its MESSAGE_ID."""
+    with fields(**values):
+        log.log(level, sentence, extra={"MESSAGE_ID": kind.value})
+
+
+class _FieldFilter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        for key, value in _fields.get().items():
+            setattr(record, key, value)
+        return True
+
+
+class _TextFormatter(logging.Formatter):
+    """One line: time, level, where, sentence. For terminals, files and machines without a journal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
+        where = " ".join(
+            str(getattr(record, f"DSV41_{key}"))
+            for key in ("NODE", "STAGE", "RANK")
+            if getattr(record, f"DSV41_{key}", None) is not None
+        )
+        line = f"{at} {record.levelname.lower():7} {where + ': ' if where else ''}{record.getMessage()}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+def setup(level: str = "info", **values: object) -> None:
+    """Log to the journal when systemd started us and its Python library is there; to standard error otherwise."""
+    _fields.set({f"DSV41_{k.upper()}": str(v) for k, v in values.items() if v is not None})
+    handler: logging.Handler | None = None
+    if os.environ.get("JOURNAL_STREAM"):
+        handler = _journal_handler()
+    if handler is None:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_TextFormatter())
+    handler.addFilter(_FieldFilter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def _journal_handler() -> logging.Handler | None:
+    try:
+        from systemd.journal import JournalHandler  # type: ignore[import-not-found]
+    except ImportError:
+        # systemd still captures standard error; only the fields are missing, and the text carries node and stage.
+        return None
+    handler: Any = JournalHandler(SYSLOG_IDENTIFIER="dsv41")
+    return handler

@@ -1,0 +1,217 @@
+"""`dsv41 rank N`, the main process of unit dsv41-rank@N: ask for admission, run the engine, tell supervisor and systemd.
+
+It stays the parent of the engine, so that one small process without torch reads the engine's log, keeps the lease and
+ends everything when the lease ends. The engine dies with it (PR_SET_PDEATHSIG), whatever kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import deque
+
+from ..atomic import write_json
+from ..errors import Dsv41Error, Exit, PeerUnreachable, Stage
+from ..fleet.peers import SupervisorClient
+from ..journal import log
+from ..node import N_LAST_LINES, clear_reports
+from ..settings import Settings
+from .notify import notify
+from .phases import Progress
+from .plan import LaunchPlan
+
+_PR_SET_PDEATHSIG = 1
+HEARTBEAT_S = 1.0
+ADMISSION_POLL_S = 20.0
+TERMINATE_S = 8.0
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+async def run(settings: Settings, node: str, rank: int) -> int:
+    """The whole life of one rank. Returns the exit status: 0 asked to stop, 69 lost, 78 refused."""
+    expected = settings.fleet.nodes[node].rank
+    if rank != expected:
+        raise Dsv41Error(
+            f"{node} runs rank {expected}, not {rank}.", stage=Stage.RANK, node=node, rank=rank,
+            hint=f"Start dsv41-rank@{expected} here, or run on {settings.fleet.by_rank(rank)}."
+            if rank < settings.fleet.world_size else f"Ranks of this fleet are 0 to {settings.fleet.world_size - 1}.",
+        )  # fmt: skip
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with SupervisorClient(settings, node) as supervisor:
+        plan = await _admission(supervisor, rank, stop)
+        if plan is None:
+            return Exit.OK
+        return await _Running(settings, supervisor, plan, stop).run()
+
+
+async def _admission(supervisor: SupervisorClient, rank: int, stop: asyncio.Event) -> LaunchPlan | None:
+    """Wait to be admitted. None when told to stop first."""
+    log.info("rank %d asks to be admitted", rank)
+    while not stop.is_set():
+        notify("STATUS=waiting to be admitted", "WATCHDOG=1")
+        asking = asyncio.ensure_future(supervisor.call("POST", f"/rank/{rank}/admit", {"wait_s": ADMISSION_POLL_S},
+                                                       timeout_s=ADMISSION_POLL_S + 5))  # fmt: skip
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if stop.is_set():
+            asking.cancel()
+            return None
+        answer = await asking
+        if answer.get("plan") is not None:
+            return LaunchPlan.from_json(answer["plan"])
+    return None
+
+
+class _Running:
+    """One engine and what is said about it."""
+
+    def __init__(self, settings: Settings, supervisor: SupervisorClient, plan: LaunchPlan, stop: asyncio.Event) -> None:
+        self._settings = settings
+        self._supervisor = supervisor
+        self._plan = plan
+        self._boot = str(plan.document["boot"])
+        self._stop = stop
+        self._progress = Progress()
+        self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
+        self._lease_until_s = time.monotonic() + settings.supervisor.lease_ttl_s
+        self._why = ""
+
+    async def run(self) -> int:
+        clear_reports(self._plan.document_path.parent)
+        write_json(self._plan.document_path, self._plan.document)
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": os.environ.get("HOME", "/"),
+            "LANG": "C.UTF-8",
+            **self._plan.environment,
+        }
+        for passed_on in ("TMPDIR", "XDG_CACHE_HOME", "DSV41_SCRIPT"):
+            if passed_on in os.environ:
+                environment.setdefault(passed_on, os.environ[passed_on])
+        try:
+            engine = await asyncio.create_subprocess_exec(
+                *self._plan.argv, env=environment, preexec_fn=_die_with_parent, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, limit=1 << 20,
+            )  # fmt: skip
+        except OSError as error:
+            raise Dsv41Error(
+                f"cannot start the engine: {self._plan.argv[0]}: {error.strerror}.", stage=Stage.ENGINE,
+                rank=self._plan.rank, hint="Set engine.python to the engine environment's Python; make builds it.",
+            ) from None  # fmt: skip
+        reading = asyncio.ensure_future(self._read(engine))
+        beating = asyncio.ensure_future(self._beat())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        exited = asyncio.ensure_future(engine.wait())
+        try:
+            await asyncio.wait({exited, stopping, beating}, return_when=asyncio.FIRST_COMPLETED)
+            asked = not exited.done()
+            if asked:
+                if beating.done():
+                    log.warning("rank %d stops: %s", self._plan.rank, self._why)
+                await self._end(engine)
+            # What the engine wrote last matters most; but a child that holds the pipe must not hold us.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(reading), 2)
+            status = engine.returncode if engine.returncode is not None else -1
+            if not asked:
+                await self._tell_exit(status)
+                log.error("rank %d: the engine ended by itself, status %d", self._plan.rank, status)
+                return Exit.REFUSED if status == Exit.REFUSED else Exit.UNAVAILABLE
+            return Exit.OK if self._stop.is_set() else Exit.UNAVAILABLE
+        finally:
+            notify("STOPPING=1")
+            for task in (reading, beating, stopping):
+                task.cancel()
+
+    async def _end(self, engine: asyncio.subprocess.Process) -> None:
+        """Politely, then by force. Its children die with it or are found by the unit's owner."""
+        if engine.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            engine.terminate()
+        try:
+            await asyncio.wait_for(engine.wait(), TERMINATE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                engine.kill()
+            await engine.wait()
+
+    async def _read(self, engine: asyncio.subprocess.Process) -> None:
+        """Pass the engine's output on, and learn its phase from it."""
+        assert engine.stdout is not None
+        out = sys.stdout.buffer
+        while True:
+            try:
+                raw = await engine.stdout.readline()
+            except ValueError:  # one line beyond the limit: passed over, the stream goes on
+                continue
+            if not raw:
+                return
+            out.write(raw)
+            out.flush()
+            line = raw.decode(errors="replace").rstrip()
+            if line:
+                self._last_lines.append(line[:500])
+                self._progress = self._progress.feed(line)
+
+    async def _beat(self) -> None:
+        """Report each second; return when this rank may not go on."""
+        ready = False
+        while True:
+            began = time.monotonic()
+            try:
+                answer = await self._supervisor.call(
+                    "POST", f"/rank/{self._plan.rank}/report", self._body(), timeout_s=5
+                )
+            except PeerUnreachable:
+                # A supervisor may be restarted while serving; only the lease decides.
+                if time.monotonic() > self._lease_until_s:
+                    self._why = "the lease ran out and the supervisor does not answer"
+                    return
+            except Dsv41Error as error:
+                log.warning("the supervisor refused the report: %s", error)
+                if time.monotonic() > self._lease_until_s:
+                    self._why = str(error)
+                    return
+            else:
+                if not answer["go_on"]:
+                    self._why = str(answer.get("reason"))
+                    return
+                self._lease_until_s = began + float(answer["lease_left_s"])
+                if answer["ready"] and not ready:
+                    ready = True
+                    notify("READY=1")
+                notify("WATCHDOG=1", f"STATUS={answer['status']}")
+            await asyncio.sleep(max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
+
+    async def _tell_exit(self, status: int) -> None:
+        with contextlib.suppress(Dsv41Error):
+            await self._supervisor.call(
+                "POST", f"/rank/{self._plan.rank}/report", self._body() | {"exit_status": status}, timeout_s=3
+            )
+
+    def _body(self) -> dict[str, object]:
+        progress = self._progress
+        return {
+            "boot": self._boot,
+            "phase": str(progress.phase),
+            "fraction": progress.fraction,
+            "mark": progress.mark,
+            "max_total_tokens": progress.max_total_tokens,
+            "memory_line": progress.memory_line,
+            "last_lines": list(self._last_lines)[-N_LAST_LINES:],
+        }

@@ -1,0 +1,101 @@
+"""One streamed chat request, as a client of the gateway sends it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from .errors import Dsv41Error, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a user got. Seconds from the request; tokens as `usage` counts them, never by chunks."""
+
+    text: str
+    completion_tokens: int
+    first_s: float
+    took_s: float
+    finish_reason: str | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode rate: tokens after the first over the time after the first."""
+        return (self.completion_tokens - 1) / max(self.took_s - self.first_s, 1e-9) if self.completion_tokens > 1 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_s": round(self.tokens_per_s, 2)}
+
+
+def first_key(path: Path) -> str:
+    """The first plain key of a keys file (`name:key` lines)."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise Dsv41Error(
+            f"the keys file {path} cannot be read: {error.strerror}.", stage=Stage.GATEWAY,
+            hint="Name another with --key-file.",
+        ) from None  # fmt: skip
+    for line in lines:
+        name, _, key = line.strip().partition(":")
+        if name and not name.startswith("#") and key and not key.startswith("sha256:"):
+            return key
+    raise Dsv41Error(
+        f"{path} holds no plain key.", stage=Stage.GATEWAY, hint="Put the key to use into a file, and name it with --key-file."
+    )
+
+
+async def ask(
+    base: str, key: str | None, model: str, prompt: str, max_tokens: int, show: Callable[[str], None],
+    timeout_s: float = 300,
+) -> Answer:  # fmt: skip
+    """Stream one chat answer. Raises Dsv41Error with what the gateway said when it is not an answer."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"thinking": False},
+    }
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    began = time.monotonic()
+    first_s, parts, tokens, finish = 0.0, [], 0, None
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as answer,
+        ):
+            if answer.status != 200:
+                raise _error(f"the gateway answered {answer.status}: {(await answer.text())[:500]}")
+            async for raw in answer.content:
+                line = raw.decode().strip()
+                if not line.startswith("data:") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[5:])
+                if "error" in event:
+                    raise _error(f"the stream ended with an error: {event['error'].get('message')}")
+                if event.get("usage"):
+                    tokens = event["usage"]["completion_tokens"]
+                for choice in event.get("choices", ()):
+                    finish = choice.get("finish_reason") or finish
+                    delta = choice.get("delta", {})
+                    text = delta.get("content") or delta.get("reasoning_content") or ""
+                    if text:
+                        first_s = first_s or time.monotonic() - began
+                        parts.append(text)
+                        show(text)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise _error(f"no answer from {base} ({type(error).__name__}: {error})") from None
+    return Answer("".join(parts), tokens, first_s, time.monotonic() - began, finish)
+
+
+def _error(what: str) -> Dsv41Error:
+    return Dsv41Error(what, stage=Stage.GATEWAY, hint="Run dsv41 status.", transient=True)

@@ -1,0 +1,62 @@
+"""Facts about processes from /proc: parent, session, state, start time, memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start_ticks: int
+
+
+def read(pid: int) -> Proc | None:
+    """One process, or None when it is gone. Source: proc(5), /proc/pid/stat."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            raw = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name may hold spaces and brackets: fields are counted from the last bracket.
+    parts = raw[raw.rindex(b")") + 2 :].split()
+    return Proc(pid, int(parts[1]), int(parts[3]), parts[0].decode(), int(parts[19]))
+
+
+def start_time(pid: int) -> int | None:
+    """Start time in clock ticks since boot; with the pid it names one process for ever. None for a dead one."""
+    proc = read(pid)
+    return None if proc is None or proc.state in "ZX" else proc.start_ticks
+
+
+def processes() -> dict[int, Proc]:
+    """Every process that can be seen, by pid."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            proc = read(int(name))
+            if proc is not None:
+                table[proc.pid] = proc
+    return table
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of one process; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return 0
+
+
+def memory_available_bytes(path: str = "/proc/meminfo") -> int:
+    """MemAvailable, never MemFree: page cache can be given back."""
+    with open(path) as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{path} has no MemAvailable line")
