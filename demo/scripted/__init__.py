@@ -1,0 +1,1 @@
+"""The parts of `scripted_engine.py`, the test double of SGLang."""

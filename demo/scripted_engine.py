@@ -1,0 +1,218 @@
+"""The scripted engine: a test double of SGLang that starts, loads, answers, hangs, lies and dies as it is told.
+
+Takes SGLang's arguments and ignores what it does not need; behaves like `python -m sglang.launch_server` 0.5.23 as a
+supervisor sees it: the same kinds of processes, log lines, ports, endpoints and ends. It loads no model and says so
+in its log and in every answer. What it is told comes from the file in DSV41_SCRIPT (see scripted/script.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+from scripted import arming
+from scripted.lines import BANNER, WHO, Log
+from scripted.script import Script, ScriptRefused
+
+EXIT_REFUSED = 78
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parse(argv)
+    if arguments.scripted_scheduler is not None:
+        from scripted.rank import run_scheduler
+
+        _become("sglang::schedul")
+        address = arguments.dist_init_addr
+        return asyncio.run(run_scheduler(arguments.node_rank, arguments.nnodes, address, arguments.scripted_scheduler))
+    if arguments.scripted_detokenizer:
+        _become("sglang::detoken")
+        signal.pause()
+        return 0
+    return asyncio.run(Launcher(arguments).run())
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=WHO, allow_abbrev=False)
+    parser.add_argument("--model-path", required=True)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--dist-init-addr", default="127.0.0.1:20000")
+    parser.add_argument("--context-length", type=int, default=4096)
+    parser.add_argument("--scripted-scheduler", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--scripted-detokenizer", action="store_true", help=argparse.SUPPRESS)
+    arguments, _ = parser.parse_known_args(argv)
+    if arguments.tp_size != arguments.nnodes:
+        parser.error(f"--tp-size {arguments.tp_size} and --nnodes {arguments.nnodes}: the scripted engine has one rank a node")
+    return arguments
+
+
+def _become(name: str) -> None:
+    """A child of the launcher: named as SGLang's, dies with its parent as SGLang's, leaves Ctrl-C to it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Launcher:
+    """The main process of one rank: starts the others, serves HTTP, and ends when it must."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._rank = arguments.node_rank
+        self._log = Log()
+        self._children: list[asyncio.subprocess.Process] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        print(BANNER, file=sys.stderr, flush=True)
+        try:
+            self._script = Script.from_environment(self._rank)
+        except ScriptRefused as error:
+            self._log(f"scripted engine: {error}")
+            return EXIT_REFUSED
+        if (reason := self._script.now.refuse_arming) is not None:
+            arming.report("launcher", refused=reason)
+            self._log(f"scripted engine: adapter refused: {reason}. Turn it off, or take refuse_arming out of the script.")
+            return EXIT_REFUSED
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+        self._log(f"server_args={vars(self._arguments)}")
+        try:
+            return await self._run()
+        finally:
+            for child in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
+            for child in self._children:
+                await child.wait()
+
+    async def _run(self) -> int:
+        reader = await self._start_children()
+        scheduler = self._children[0]
+        tasks = {
+            "end of the scheduler": asyncio.create_task(scheduler.wait()),
+            "told to stop": asyncio.create_task(self._stop.wait()),
+            "life": asyncio.create_task(self._live(reader)),
+        }
+        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        if tasks["told to stop"].done():
+            return await self._end_politely()
+        if tasks["life"].done() and (status := tasks["life"].result()) is not None:
+            return status
+        # What it last said may still be on its way.
+        with contextlib.suppress(TimeoutError):
+            status = await asyncio.wait_for(asyncio.shield(tasks["life"]), 1)
+            if status is not None:
+                return status
+        return await self._crash(await scheduler.wait())
+
+    async def _start_children(self) -> asyncio.StreamReader:
+        # aiohttp is only imported here: the scheduler starts meanwhile.
+        ours, theirs = socket.socketpair()
+        me = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
+        with theirs:
+            argv = [*me, "--scripted-scheduler", str(theirs.fileno())]
+            self._children.append(await asyncio.create_subprocess_exec(*argv, pass_fds=[theirs.fileno()]))
+        if self._rank == 0:
+            self._children.append(await asyncio.create_subprocess_exec(*me, "--scripted-detokenizer"))
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        return reader
+
+    async def _live(self, reader: asyncio.StreamReader) -> int | None:
+        """Serve, and do as the scheduler says. Returns an exit status, or None when the scheduler has ended."""
+        from aiohttp import web
+        from scripted.server import Head, dummy_app
+
+        arguments = self._arguments
+        model = arguments.served_model_name or arguments.model_path
+        self._head = Head(model, arguments.context_length, self._script, self._log, self._tell)
+        began = time.monotonic()
+        while line := await reader.readline():
+            message = json.loads(line)
+            self._head.heard(message)
+            if "exit" in message:
+                return int(message["exit"])
+            if "ready" in message:
+                app = self._head.app() if self._rank == 0 else dummy_app()
+                runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+                await runner.setup()
+                if (error := await self._listen(web.TCPSite(runner, arguments.host, arguments.port))) is not None:
+                    self._log(f"ERROR:    {error}")
+                    return 1
+                self._say_listening(time.monotonic() - began)
+            if "warm" in message and self._rank == 0:
+                self._head.warm = True
+                self._log("The server is fired up and ready to roll!")
+        return None
+
+    async def _listen(self, site: object) -> OSError | None:
+        try:
+            await site.start()  # type: ignore[attr-defined]
+        except OSError as error:
+            return error
+        return None
+
+    def _say_listening(self, took_s: float) -> None:
+        where = f"{self._arguments.host}:{self._arguments.port}"
+        if self._rank > 0:
+            self._log(f"Dummy health check server started in background thread at {where}")
+            return
+        self._log(f"Engine startup timings (s): load_weight=0.10, kv_cache_allocation=0.10, scheduler_e2e={took_s:.2f}")
+        self._log(f"INFO:     Started server process [{os.getpid()}]")
+        self._log("INFO:     Waiting for application startup.")
+        self._log("INFO:     Application startup complete.")
+        self._log(f"INFO:     Uvicorn running on http://{where} (Press CTRL+C to quit)")
+
+    def _tell(self, order: dict[str, int]) -> None:
+        assert self._writer is not None
+        with contextlib.suppress(OSError):
+            self._writer.write(json.dumps(order).encode() + b"\n")
+
+    def _asked_to_stop(self) -> None:
+        if self._script.now.ignore_sigterm:
+            self._log("SIGTERM received, and ignored as the script says.")
+            return
+        self._stop.set()
+
+    async def _end_politely(self) -> int:
+        """As the real one: requests that run are waited for, without a limit."""
+        self._log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
+        head = getattr(self, "_head", None)
+        while head is not None and head.n_running and self._children[0].returncode is None:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(self._script.now.stop_s)
+        self._log("Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[].")
+        return 0
+
+    async def _crash(self, status: int) -> int:
+        """The scheduler is gone: SGLang ends the whole rank some seconds later, whatever ended it."""
+        pid = self._children[0].pid
+        if self._rank > 0:
+            self._log(f"Scheduler or DataParallelController {pid} terminated with {status}")
+        else:
+            self._log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
+        await asyncio.sleep(self._script.now.crash_s)
+        self._log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent={self._rank == 0}, pid={os.getpid()}")
+        if self._rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
