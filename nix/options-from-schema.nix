@@ -59,8 +59,11 @@ let
   limit =
     node: keyword: says: ok:
     if node ? ${keyword} then
-      {
-        ok = ok node.${keyword};
+      let
+        check = ok node.${keyword};
+      in
+      builtins.seq check {
+        ok = check;
         says = "${says} ${toString node.${keyword}}";
       }
     else
@@ -122,7 +125,13 @@ let
       format = formats.${n.format} or (refuse where "no NixOS type for the format ${n.format}");
     in
     limited types.str "string," [
-      (limit n "pattern" "matching" (pattern: value: builtins.match (toPosix where pattern) value != null))
+      (limit n "pattern" "matching" (
+        pattern:
+        let
+          posix = toPosix where pattern;
+        in
+        builtins.seq posix (value: builtins.match posix value != null)
+      ))
       (limit n "minLength" "characters: at least" (low: value: lib.stringLength value >= low))
       (limit n "maxLength" "characters: at most" (high: value: lib.stringLength value <= high))
       (
@@ -188,9 +197,10 @@ let
       ] node;
       patterns = lib.attrNames (n.patternProperties or { });
       pattern = lib.head patterns;
+      posix = toPosix where pattern;
       named =
         types.addCheck (types.attrsOf (typeOf "${where}.<name>" n.patternProperties.${pattern})) (
-          value: lib.all (name: builtins.match (toPosix where pattern) name != null) (lib.attrNames value)
+          value: lib.all (name: builtins.match posix name != null) (lib.attrNames value)
         )
         // {
           description = "attribute set whose names match ${pattern}";
@@ -199,7 +209,7 @@ let
     if n ? properties then
       types.submodule { options = optionsOf where (closed where n); }
     else if lib.length patterns == 1 then
-      named
+      builtins.seq posix named
     else if lib.isAttrs (n.additionalProperties or null) && patterns == [ ] then
       types.attrsOf (typeOf "${where}.<name>" n.additionalProperties)
     else
@@ -278,7 +288,7 @@ let
       mkOption (
         {
           type = typeOf where node';
-          description = node.description or (refuse where "the field has no description");
+          inherit (node) description;
         }
         // lib.optionalAttrs (node ? examples) { example = lib.head node.examples; }
         // lib.optionalAttrs hasSize { apply = sized where node; }
@@ -301,5 +311,22 @@ let
       name:
       optionOf (if where == "" then name else "${where}.${name}") (lib.elem name (node.required or [ ]))
     ) node.properties;
+
+  # Types are made when a value is looked at; what no fleet sets must be understood all the same.
+  understood =
+    where: node:
+    lib.all (
+      name:
+      let
+        field = resolve "${where}.${name}" node.properties.${name};
+      in
+      builtins.seq (typeOf "${where}.${name}" field).description (
+        field ? description || refuse "${where}.${name}" "the field has no description"
+      )
+    ) (lib.attrNames (node.properties or { }));
 in
+assert understood "" schema;
+assert lib.all (name: understood "#/$defs/${name}" schema."$defs".${name}) (
+  lib.attrNames (schema."$defs" or { })
+);
 optionsOf "" (closed "" (removeAttrs schema [ "$defs" ]))

@@ -1,0 +1,66 @@
+"""From the pydantic models to NixOS options: the schema is fresh, and nothing in it is dropped on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dsv41_supervisor.settings import Settings
+from nix_runner import REPOSITORY, Nix
+
+SCHEMA = REPOSITORY / "modules/settings.schema.json"
+
+
+def test_the_committed_schema_is_the_program_s_own() -> None:
+    assert json.loads(SCHEMA.read_text()) == Settings.model_json_schema(), "stale: run `make schema`"
+
+
+def options(field: dict[str, object]) -> str:
+    """Names of the options of a model with one field."""
+    described = {"description": "A field."} | field
+    schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"field": {key: value for key, value in described.items() if value is not None}},
+        "required": ["field"],
+    }
+    text = json.dumps(json.dumps(schema)).replace("${", "\\${")
+    convert = f"import {REPOSITORY}/nix/options-from-schema.nix {{ inherit lib; }}"
+    return (
+        f"let o = {convert} (builtins.fromJSON {text}); in "
+        'if o.field._type or "" == "option" then o.field.type.description else builtins.attrNames o.field'
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"type": "integer", "multipleOf": 2}, "field: no NixOS type for the keyword multipleOf"),
+        ({"type": "string", "format": "uri"}, "field: no NixOS type for the format uri"),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "the keyword uniqueItems"),
+        ({"type": "string", "pattern": r"^\d+$"}, r"the pattern ^\d+$ is not one that both Python and POSIX"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "a union of anything but one type and null"),
+        ({"type": "object", "properties": {"a": {}}}, "an object that takes names beyond its own"),
+        ({"$ref": "#/$defs/Gone"}, "#/$defs/Gone is not defined"),
+        ({"type": "string", "description": None}, "the field has no description"),
+    ],
+    ids=["multipleOf", "format", "uniqueItems", "pattern", "union", "open object", "dangling", "undescribed"],
+)
+def test_a_rule_that_nix_cannot_say_is_refused(nix: Nix, field: dict[str, object], message: str) -> None:
+    assert message in nix.refusal(options(field))
+
+
+@pytest.mark.parametrize(
+    ("field", "description"),
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 64}, "integer of at least 1, at most 64"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 86400}, "number above 0, at most 86400"),
+        ({"enum": ["a", "b"], "type": "string"}, 'one of "a", "b"'),
+        ({"const": "DSPARK", "type": "string"}, 'one of "DSPARK"'),
+        ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "null or boolean"),
+        ({"type": "string", "pattern": "^/"}, "string, matching ^/"),
+        ({"type": "object", "additionalProperties": False, "properties": {}}, []),
+    ],
+)
+def test_a_rule_becomes_a_type(nix: Nix, field: dict[str, object], description: object) -> None:
+    assert nix.value(options(field)) == description
