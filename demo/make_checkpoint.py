@@ -25,6 +25,7 @@ import os
 import random
 import shutil
 import statistics
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,6 @@ def _fp8_table() -> bytes:
 
 
 def _bf16_code(value: float) -> int:
-    import struct
-
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
@@ -396,7 +395,9 @@ def _refusal_of(error: OSError, out: Path) -> CheckpointRefused:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="the checkpoint's directory")
     parser.add_argument("--seed", type=int, default=0, help="other weights for another number (default 0)")
     parser.add_argument("--json", action="store_true", help="print {path, revision, written, bytes}")

@@ -23,6 +23,7 @@ from scripted.lines import BANNER, WHO, Log
 from scripted.script import Script, ScriptRefused
 
 EXIT_REFUSED = 78
+SCHEDULER_EXIT_TIMEOUT_S = 15
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -90,8 +91,8 @@ class Launcher:
             arming.report("launcher", refused=reason)
             self._log(f"scripted engine: adapter refused: {reason}. Turn it off, or take refuse_arming out of the script.")
             return EXIT_REFUSED
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+        if self._script.now.ignore_sigterm:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._asked_to_stop)
         self._log(f"server_args={vars(self._arguments)}")
         try:
             return await self._run()
@@ -120,7 +121,7 @@ class Launcher:
             status = await asyncio.wait_for(asyncio.shield(tasks["life"]), 1)
             if status is not None:
                 return status
-        return await self._crash(await scheduler.wait())
+        return await self._after_the_scheduler(await scheduler.wait())
 
     async def _start_children(self) -> asyncio.StreamReader:
         # aiohttp is only imported here: the scheduler starts meanwhile.
@@ -149,6 +150,9 @@ class Launcher:
             if "exit" in message:
                 return int(message["exit"])
             if "ready" in message:
+                # Until here SIGTERM just ends the process, and the kernel its children: as with the real one.
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
                 app = self._head.app() if self._rank == 0 else dummy_app()
                 runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
                 await runner.setup()
@@ -187,31 +191,48 @@ class Launcher:
     def _asked_to_stop(self) -> None:
         if self._script.now.ignore_sigterm:
             self._log("SIGTERM received, and ignored as the script says.")
-            return
-        self._stop.set()
+        elif self._rank > 0:
+            self._log(
+                f"SIGTERM received on node_rank {self._rank}; waiting for the rank-0 ShutdownReq broadcast "
+                "to stop the schedulers."
+            )
+        else:
+            self._stop.set()
 
     async def _end_politely(self) -> int:
-        """As the real one: requests that run are waited for, without a limit."""
+        """Rank 0 only. As the real one: what runs is waited for without a limit, then every rank is told to end."""
         self._log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
-        head = getattr(self, "_head", None)
-        while head is not None and head.n_running and self._children[0].returncode is None:
+        scheduler = self._children[0]
+        while self._head.n_running and scheduler.returncode is None:
             await asyncio.sleep(0.05)
         await asyncio.sleep(self._script.now.stop_s)
         self._log("Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[].")
+        self._tell({"stop": 1})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(scheduler.wait(), SCHEDULER_EXIT_TIMEOUT_S)
         return 0
 
-    async def _crash(self, status: int) -> int:
-        """The scheduler is gone: SGLang ends the whole rank some seconds later, whatever ended it."""
+    async def _after_the_scheduler(self, status: int) -> int:
+        """The scheduler has ended, and so does the whole rank; with which status is SGLang's own (seen 2026-11-29)."""
         pid = self._children[0].pid
-        if self._rank > 0:
+        if status == 0:
+            return 0
+        if self._rank > 0 and status < 0:
+            # Killed from outside: the real launcher of a worker ends with 0.
             self._log(f"Scheduler or DataParallelController {pid} terminated with {status}")
+            await asyncio.sleep(self._script.now.crash_s)
+            self._log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=False, pid={os.getpid()}")
+            return 0
+        if self._rank > 0:
+            self._log("Received sigquit from a child process. It usually means the child failed.")
         else:
+            if status < 0:
+                self._log(f"Subprocess scheduler_0 (pid={pid}) crashed with exit code {status}. Triggering SIGQUIT for cleanup...")
             self._log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
-        await asyncio.sleep(self._script.now.crash_s)
-        self._log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent={self._rank == 0}, pid={os.getpid()}")
-        if self._rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return 0
+            await asyncio.sleep(self._script.now.crash_s)
+        self._log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=True, pid={os.getpid()}")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 1
 
 
 if __name__ == "__main__":

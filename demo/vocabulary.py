@@ -42,10 +42,14 @@ mean old any same tell boy follow came want show also around form three small se
 large must big even such because turn here why ask went men read need land different home move try kind hand
 picture again change off play spell air away animal house point page letter mother answer found study still
 learn should world
-""".split()
+""".split()  # noqa: SIM905 (a page of quotes would not read better)
 
-_WHITE_SPACE = " \t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-_WHITE_SPACE += "\u2028\u2029\u202f\u205f\u3000"  # Unicode's property, which str.strip() does not follow exactly
+_WHITE_SPACE = (
+    " \t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+)
+_WHITE_SPACE += (
+    "\u2028\u2029\u202f\u205f\u3000"  # Unicode's property, which str.strip() does not follow exactly
+)
 
 
 def byte_alphabet() -> list[str]:
@@ -157,7 +161,9 @@ def make_vocabulary() -> Vocabulary:
     for word in WORDS:
         spelled = [space, *word]
         wanted = [
-            ("".join(spelled[:i]), spelled[i]) for i in range(1, len(spelled)) if "".join(spelled[: i + 1]) not in known
+            ("".join(spelled[:i]), spelled[i])
+            for i in range(1, len(spelled))
+            if "".join(spelled[: i + 1]) not in known
         ]
         if len(tokens) + len(wanted) > VOCAB_SIZE:
             continue

@@ -44,7 +44,9 @@ def role_of_this_process() -> Role:
 class AdapterRun:
     """What one armed adapter has while the engine runs: its settings, the plan, and how it reports."""
 
-    def __init__(self, adapter: Adapter, settings: AdapterSettings, plan: RankPlan, reporter: Reporter) -> None:
+    def __init__(
+        self, adapter: Adapter, settings: AdapterSettings, plan: RankPlan, reporter: Reporter
+    ) -> None:
         self.adapter = adapter
         self.settings = settings
         self.plan = plan
@@ -68,7 +70,7 @@ class AdapterRun:
             self._reporter.write()
 
     def note(self, reason: str) -> None:
-        """Put a sentence beside the state: what failed, for whoever reads the report after this process is gone."""
+        """Put a sentence beside the state, for whoever reads the report after this process is gone."""
         self._reporter.set(self.adapter.name, self._state, reason=reason)
         self._reporter.write()
 
@@ -130,7 +132,10 @@ def _report_refusal(reporter: Reporter, refusal: AdapterRefused, asked: object) 
     for reason in refusal.reasons:
         by_name.setdefault(reason.adapter, []).append(reason.what)
     for name, whats in by_name.items():
-        text = " ".join(whats) or f"not armed, because another adapter was refused ({refusal.reasons[0].adapter})."
+        text = (
+            " ".join(whats)
+            or f"not armed, because another adapter was refused ({refusal.reasons[0].adapter})."
+        )
         reporter.set(name, State.REFUSED, reason=text)
     try:
         reporter.write()
@@ -140,7 +145,7 @@ def _report_refusal(reporter: Reporter, refusal: AdapterRefused, asked: object) 
 
 
 def _end_as_refused(plan: RankPlan) -> None:
-    """End the launcher with 78 when a process below it refused: SGLang would end it with 1, which is restarted."""
+    """End the launcher with 78 when a process below it refused; SGLang ends it with 1, which is restarted."""
     refused = any(
         adapter.state is State.REFUSED
         for report in read_reports(plan.report_dir, plan.boot)

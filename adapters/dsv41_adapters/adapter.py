@@ -16,7 +16,7 @@ HINT = "Turn it off or port it: adapters/STATUS.md."
 
 
 class State(StrEnum):
-    """What an adapter is in one process. There is no fourth way: it is asked for and in place, or the rank ends."""
+    """What an adapter is in one process. Asked for is in place, or the rank ends: there is no third way."""
 
     OFF = "off"
     ARMED = "armed"
@@ -119,7 +119,9 @@ class Reason:
 
     adapter: str
     what: str
-    kind: Literal["unknown", "world", "conflict", "order", "fit", "settings", "rows", "hook", "verify", "plan"]
+    kind: Literal[
+        "unknown", "world", "conflict", "order", "fit", "settings", "rows", "hook", "verify", "plan"
+    ]
 
     def __str__(self) -> str:
         return f"adapter {self.adapter} refused: {self.what} {HINT}"

@@ -1,7 +1,7 @@
 """The hash of a target's syntax tree, read off the disk without importing it.
 
-Docstrings, comments, layout and line numbers do not count; a changed default, name or call does. The hash does
-not depend on the Python that computes it, so that a check on one machine holds on another.
+Docstrings, comments, layout and line numbers do not count; a changed default, name or call does. The hash
+does not depend on the Python that computes it, so that a check on one machine holds on another.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EngineSource:
                 return cls(root)
         raise EngineNotFound(
             f"{path} holds no SGLang (looked for sglang/srt in it and in its site-packages). "
-            "Name an environment, an unpacked wheel or a .whl file with --engine, or make one with `make engine`."
+            "Name an environment, an unpacked wheel or a .whl file with --engine, or run `make engine`."
         )
 
     @classmethod
@@ -60,7 +60,8 @@ class EngineSource:
         spec = importlib.util.find_spec("sglang")
         if spec is None or not spec.submodule_search_locations:
             raise EngineNotFound(
-                "sglang is not importable here. Name an environment or a wheel with --engine, or run `make engine`."
+                "sglang is not importable here. "
+                "Name an environment or a wheel with --engine, or run `make engine`."
             )
         return cls.at(Path(next(iter(spec.submodule_search_locations))))
 
@@ -142,7 +143,11 @@ def _canonical(node: object) -> Iterator[str]:
 
 def _has_docstring(body: list[ast.stmt]) -> bool:
     first = body[0] if body else None
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    return (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
 
 
 def fit(adapters: Iterable[Adapter], engine: EngineSource) -> list[Reason]:

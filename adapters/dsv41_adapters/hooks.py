@@ -1,7 +1,7 @@
 """Hooks through SGLang's own registry, then read back: what is not ours afterwards is a refusal.
 
-`HookRegistry.apply_hooks` logs a hook that fails and carries on, and a module that bound the original name in a
-way it does not look at keeps the original. Neither may pass here.
+`HookRegistry.apply_hooks` logs a hook that fails and carries on, and a module that bound the original name in
+a way it does not look at keeps the original. Neither may pass here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SGLang calls `activate` in its launcher, in every scheduler and in the detokenizer.
 
-SGLang logs an exception of a plugin and carries on without it, also when the plugin cannot be imported. So this
-module imports nothing that can be missing, and whatever goes wrong on the way to a verified hook ends the process
-with status 78 and a written reason.
+SGLang logs an exception of a plugin and carries on without it, also when the plugin cannot be imported. So
+this module imports nothing that can be missing, and whatever goes wrong on the way to a verified hook ends the
+process with status 78 and a written reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EX_REFUSED = 78
 
 
 def activate() -> None:
-    """Arm what the rank's plan asks for. Without a plan nothing is done: an engine started by hand is the stock one.
+    """Arm what the rank's plan asks for. Without a plan nothing is done: an engine started by hand is stock.
 
     Raises: SystemExit(78), with the reason in this process's report and on standard error.
     """
@@ -33,13 +33,16 @@ def activate() -> None:
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         _last_report(Path(plan), reason)
-        print(f"engine: the adapters' plugin failed: {reason} Adapters off or status 78, never half.", file=sys.stderr)
+        print(
+            f"engine: the adapters' plugin failed: {reason} Adapters off or status 78, never half.",
+            file=sys.stderr,
+        )
         sys.stderr.flush()
         raise SystemExit(_EX_REFUSED) from error
 
 
 def _last_report(plan: Path, reason: str) -> None:
-    """A report with the standard library alone, for failures before the real reporter exists; never raises."""
+    """A report by the standard library alone, for failures before the real reporter; never raises."""
     try:
         raw = json.loads(plan.read_bytes())
         asked = raw.get("adapters") or {"plugin": None}

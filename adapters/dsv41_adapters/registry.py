@@ -64,7 +64,9 @@ def order(asked: Iterable[str], world_size: int) -> list[Adapter]:
             what = f"it was made for a world size of {sizes}, this fleet has {world_size}."
             reasons.append(Reason(adapter.name, what, "world"))
         reasons += [
-            Reason(adapter.name, f"it cannot be used together with {other}, which is asked for too.", "conflict")
+            Reason(
+                adapter.name, f"it cannot be used together with {other}, which is asked for too.", "conflict"
+            )
             for other in adapter.conflicts
             if other in chosen
         ]
@@ -87,7 +89,8 @@ def _unordered(adapters: list[Adapter]) -> list[Reason]:
     for one, two in combinations(adapters, 2):
         shared = {t.path for t in one.targets if t.hooked} & {t.path for t in two.targets if t.hooked}
         if shared and two.name not in one.after and one.name not in two.after:
-            what = f"no order: it and {two.name} both change {', '.join(sorted(shared))}, and neither is `after` the other."
+            both = ", ".join(sorted(shared))
+            what = f"no order: it and {two.name} both change {both}, and neither is `after` the other."
             reasons.append(Reason(one.name, what, "order"))
     return reasons
 

@@ -25,6 +25,11 @@ from .script import Script, ScriptRefused
 TICK_S = 0.02
 N_SHARDS = 8
 DECODE_LOG_INTERVAL = 40
+STOP = b"x"
+
+
+class Stopped(Exception):
+    """Rank 0 has told every rank to end."""
 
 
 @dataclass(slots=True)
@@ -70,7 +75,10 @@ class Scheduler:
         """From start to end. Returns the exit status."""
         tasks = [asyncio.create_task(work) for work in (self._live(), self._end_when_alone(), self._take_orders())]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        try:
+            return done.pop().result()
+        except Stopped:
+            return 0
 
     async def _live(self) -> int:
         began = time.monotonic()
@@ -179,7 +187,8 @@ class Scheduler:
     async def _answer_step(self, peer: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         reader, writer = peer
         try:
-            await reader.readexactly(1)
+            if await reader.readexactly(1) == STOP:
+                raise Stopped
             while await self._obey(self.phase):
                 await asyncio.sleep(TICK_S)
             writer.write(b"a")
@@ -234,6 +243,12 @@ class Scheduler:
             if "abort" in order:
                 self.requests.pop(order["abort"], None)
                 continue
+            if "stop" in order:
+                for _, writer in self.peers.values():
+                    writer.write(STOP)
+                    with contextlib.suppress(OSError):
+                        await writer.drain()
+                return 0
             request = Running(order["id"], order["n_tokens"])
             self.requests[request.id] = request
             self.counters.prefill_tokens += order["n_prompt"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PHASES = ("starting", "rendezvous", "weights", "pools", "capture", "warmup", "serving")
-_PHASE_S = {"starting": 0.1, "weights": 0.4, "pools": 0.1, "capture": 0.0, "warmup": 0.1}
+_PHASE_S = {"starting": 0.05, "weights": 0.2, "pools": 0.05, "capture": 0.0, "warmup": 0.05}
 
 
 class ScriptRefused(Exception):
@@ -49,7 +49,7 @@ class Behaviour:
     crash_s: float = 0.2
     """From the death of a scheduler to the end of its launcher; 4 to 7 s with the real one."""
     stop_s: float = 0.1
-    """From SIGTERM to the end; up to 6 s with the real one."""
+    """From SIGTERM of an idle head to the end of all ranks; up to 6 s with the real one."""
     ignore_sigterm: bool = False
     refuse_arming: str | None = None
     """Reason with which every adapter refuses; the engine exits with status 78."""

@@ -34,19 +34,20 @@ def hooks(run: AdapterRun) -> dict[str, object]:
     both = [name for name in _TABLE_VARIABLES if getattr(envs, name).get()]
     if both:
         raise run.refuse(f"{' and '.join(both)} also say where the tables live; unset them.", "conflict")
+    loading = "sglang.srt.model_loader"
     return {
         "sglang.srt.layers.engram:EngramEmbedding": embedding_class(RankRows(run)),
-        "sglang.srt.model_loader.loader:DefaultModelLoader._prepare_weights": without_table_files(run),
-        "sglang.srt.model_loader.weight_utils:safetensors_weights_iterator": without_tables,
-        "sglang.srt.model_loader.weight_utils:buffered_multi_thread_safetensors_weights_iterator": without_tables,
+        f"{loading}.loader:DefaultModelLoader._prepare_weights": without_table_files(run),
+        f"{loading}.weight_utils:safetensors_weights_iterator": without_tables,
+        f"{loading}.weight_utils:buffered_multi_thread_safetensors_weights_iterator": without_tables,
     }
 
 
 class RankRows:
     """This rank's packed rows, one store for all Engram layers.
 
-    Layers declare themselves while the model is built, so that a wrong file is refused before any weight is read;
-    the store is opened when the weights are in.
+    Layers declare themselves while the model is built, so that a wrong file is refused before any weight is
+    read; the store is opened when the weights are in.
     """
 
     def __init__(self, run: AdapterRun) -> None:
@@ -57,12 +58,15 @@ class RankRows:
         settings: EngramNvmeSettings = run.settings  # type: ignore[assignment]
         self._timeout_s = settings.lookup_timeout_s
 
-    def declare(self, layer: int, *, n_rows: int, column_bounds: tuple[int, ...], rank: int, world_size: int) -> int:
-        """Check one layer's file against the model; returns how many rows this rank owns. Raises AdapterRefused."""
+    def declare(
+        self, layer: int, *, n_rows: int, column_bounds: tuple[int, ...], rank: int, world_size: int
+    ) -> int:
+        """Check one layer's file against the model; gives how many rows this rank owns. Raises AdapterRefused."""
         plan, rows = self._run.plan, self._run.rows
         if (rank, world_size) != (plan.rank, plan.world_size):
             raise self._run.refuse(
-                f"the engine runs as rank {rank} of {world_size}, the plan says rank {plan.rank} of {plan.world_size}.",
+                f"the engine runs as rank {rank} of {world_size}, "
+                f"the plan says rank {plan.rank} of {plan.world_size}.",
                 "rows",
             )
         path = rows_path(rows.directory, layer, rank, world_size)
@@ -70,7 +74,9 @@ class RankRows:
             header = read_header(path)
         except (RowStoreError, OSError) as error:
             raise self._run.refuse(f"{path}: {error}", "rows") from error
-        head_sizes = tuple(stop - start for start, stop in zip(column_bounds, column_bounds[1:], strict=False))
+        head_sizes = tuple(
+            stop - start for start, stop in zip(column_bounds, column_bounds[1:], strict=False)
+        )
         for what, got, expected in (
             ("layer", header.layer, layer),
             ("rank", header.rank, rank),
@@ -82,7 +88,8 @@ class RankRows:
         ):
             if got != expected:
                 raise self._run.refuse(
-                    f"{path} is for {what} {got}, this model has {expected}; run dsv41 pack on {plan.node}.", "rows"
+                    f"{path} is for {what} {got}, this model has {expected}; run dsv41 pack on {plan.node}.",
+                    "rows",
                 )
         self._paths[layer] = path
         return header.n_rows
@@ -109,7 +116,7 @@ class RankRows:
         """Raw bytes of these rows, zero where another rank owns them.
 
         Shapes: ids [n] int64 on the CPU; gives [n, 256] and [n, 8] uint8.
-        Raises: RowStoreError with row, file and errno; the step fails. A row is never zeros because a read failed.
+        Raises: RowStoreError with row, file and errno; the step fails. No row is zeros because a read failed.
         """
         store = self.open()
         weight = torch.empty(ids.numel(), 256, dtype=torch.uint8)
@@ -130,9 +137,11 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
     """SGLang's class with its table taken out: lookup, reduction and data parallelism stay its own code."""
 
     class NvmeEngramEmbedding(stock.EngramEmbedding):
-        """One layer's table on local NVMe; holds no parameter, so nothing is allocated and nothing is loaded."""
+        """One layer's table on local NVMe. It has no parameter: nothing is allocated and nothing is loaded."""
 
-        def __init__(self, num_embeddings: int, dim: int, layer_id: int, column_bounds: tuple[int, ...]) -> None:
+        def __init__(
+            self, num_embeddings: int, dim: int, layer_id: int, column_bounds: tuple[int, ...]
+        ) -> None:
             torch.nn.Module.__init__(self)
             parallel = stock.get_parallel()
             self.dim = dim
@@ -150,7 +159,9 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
             self.staged_by_scheduler = False
 
         def _load_rows(self, param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> None:
-            raise AssertionError(f"layer {self.layer_id}: an Engram table was read, although its rows are packed")
+            raise AssertionError(
+                f"layer {self.layer_id}: an Engram table was read, although its rows are packed"
+            )
 
         def finish_load(self, label: str) -> None:
             rows.open()
@@ -159,7 +170,8 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
             """The arithmetic is the stock fallback's, so that every bit is the same; so are the zeros."""
             if indices.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    "engram_nvme cannot be captured into a CUDA graph yet. Start the rank with --disable-cuda-graph."
+                    "engram_nvme cannot be captured into a CUDA graph yet. "
+                    "Start the rank with --disable-cuda-graph."
                 )
             ids = indices.reshape(-1).to("cpu", torch.int64).contiguous()
             if ids.numel() == 0:

@@ -21,7 +21,7 @@ class EngramNvmeSettings(AdapterSettings):
 
 ADAPTER = Adapter(
     name="engram_nvme",
-    changes="Engram rows are read from this rank's packed files instead of tables in memory, and the checkpoint's tables are never read",
+    changes="Engram rows come from this rank's packed files; the checkpoint's tables are never read",
     targets=(
         Target(
             "sglang.srt.layers.engram:EngramEmbedding",

@@ -23,27 +23,29 @@ _FORMATS = frozenset({"auto", "safetensors"})
 
 
 def without_table_files(run: AdapterRun) -> Callable[..., tuple[str, list[str], bool]]:
-    """AROUND `DefaultModelLoader._prepare_weights`: files that hold nothing but tables are not even opened."""
+    """AROUND `DefaultModelLoader._prepare_weights`: files that hold only tables are not even opened."""
 
     def prepare(original: Callable[..., tuple[str, list[str], bool]], loader: Any, *args: Any, **kwargs: Any):
         folder, files, use_safetensors = original(loader, *args, **kwargs)
         load_format = str(getattr(loader.load_config.load_format, "value", loader.load_config.load_format))
         if not use_safetensors or load_format not in _FORMATS:
             raise run.refuse(
-                f"with --load-format {load_format} the tables would be read; it needs auto or safetensors files.",
+                f"with --load-format {load_format} the tables would be read; it needs safetensors files.",
                 "hook",
             )
         left_out = table_only_files(Path(folder))
         kept = [file for file in files if Path(file).name not in left_out]
         if left_out:
-            log.info("engram_nvme: not reading %s, which hold only Engram tables", ", ".join(sorted(left_out)))
+            log.info(
+                "engram_nvme: not reading %s, which hold only Engram tables", ", ".join(sorted(left_out))
+            )
         return folder, kept, use_safetensors
 
     return prepare
 
 
 def table_only_files(folder: Path) -> set[str]:
-    """Names of checkpoint files whose every tensor is a table, by the checkpoint's index; none without an index."""
+    """Names of checkpoint files whose every tensor is a table, by the index; none without an index."""
     try:
         weight_map = json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"]
     except FileNotFoundError:
@@ -53,9 +55,12 @@ def table_only_files(folder: Path) -> set[str]:
 
 
 def without_tables(
-    original: Callable[..., Iterator[tuple[str, torch.Tensor]]], hf_weights_files: list[str], *args: Any, **kwargs: Any
+    original: Callable[..., Iterator[tuple[str, torch.Tensor]]],
+    hf_weights_files: list[str],
+    *args: Any,
+    **kwargs: Any,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """AROUND the safetensors iterators: a file that mixes tables with other tensors is read tensor by tensor."""
+    """AROUND the safetensors iterators: a file that mixes tables with others is read tensor by tensor."""
     plain, mixed = [], []
     for file in hf_weights_files:
         with safe_open(file, framework="pt", device="cpu") as tensors:  # reads the header only

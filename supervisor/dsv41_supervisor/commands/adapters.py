@@ -1,4 +1,4 @@
-"""`dsv41 adapters`: what each change to the engine is doing here; `dsv41 adapters fit`: whether it still fits."""
+"""`dsv41 adapters`: what each change to the engine does here; `dsv41 adapters fit`: whether it still fits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "adapters",
         help="list the changes to the engine, each with its state and why",
-        description="Lists every adapter. With --settings and --node: whether it is asked for there, and what the "
-        "rank's processes report. An adapter is off, armed, engaged (armed and called) or refused.",
+        description="Lists every adapter. With --settings and --node: whether it is asked for there, and what "
+        "the rank's processes report. An adapter is off, armed, engaged (armed and called) or refused.",
     )
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings of the fleet, JSON")
     parser.add_argument("--node", metavar="NAME", help="the node whose rank is asked about")
-    parser.add_argument("--json", action="store_true", help="print {name, state, reason, targets, status} of each")
+    parser.add_argument(
+        "--json", action="store_true", help="print {name, state, reason, targets, status} of each"
+    )
     parser.set_defaults(run=run)
     fit = parser.add_subparsers(metavar="COMMAND").add_parser(
         "fit",
@@ -34,8 +36,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Hashes each target's syntax tree, found on disk without importing the engine. "
         "Exits 0 when all fit, 78 when one has changed.",
     )
-    fit.add_argument("--engine", type=Path, metavar="PATH", help="an environment, an unpacked wheel, or a .whl file")
-    fit.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print every target's fingerprint")
+    fit.add_argument(
+        "--engine", type=Path, metavar="PATH", help="an environment, an unpacked wheel, or a .whl file"
+    )
+    fit.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print every target's fingerprint"
+    )
     fit.set_defaults(run=run_fit)
 
 
@@ -64,7 +70,9 @@ def _at_node(settings_file: Path, node: str) -> tuple[set[str], list[ArmedReport
     settings = load(settings_file)
     if node not in settings.fleet.nodes:
         raise Dsv41Error(
-            f"the fleet has no node {node}.", stage=Stage.CONFIG, hint=f"It has {', '.join(settings.fleet.nodes)}."
+            f"the fleet has no node {node}.",
+            stage=Stage.CONFIG,
+            hint=f"It has {', '.join(settings.fleet.nodes)}.",
         )
     directory = report_dir(settings, node)
     try:
@@ -105,7 +113,12 @@ def run_fit(args: argparse.Namespace) -> int:
     adapters = [{"name": name, "targets": _targets(adapter, engine)} for name, adapter in discover().items()]
     changed = [(a["name"], t) for a in adapters for t in a["targets"] if not t["fits"]]
     if args.json:
-        report = {"engine": str(engine.root), "version": engine.version, "fits": not changed, "adapters": adapters}
+        report = {
+            "engine": str(engine.root),
+            "version": engine.version,
+            "fits": not changed,
+            "adapters": adapters,
+        }
         print(json.dumps(report, indent=1))
     else:
         for adapter in adapters:
@@ -113,7 +126,9 @@ def run_fit(args: argparse.Namespace) -> int:
             for target in adapter["targets"]:
                 known = ", ".join(f"{print_} ({version})" for print_, version in target["known"].items())
                 verdict = "fits" if target["fits"] else f"CHANGED, known: {known}"
-                print(f"  {target['found'] or 'missing':<16}  {target['how']:<7}  {target['path']}  {verdict}")
+                print(
+                    f"  {target['found'] or 'missing':<16}  {target['how']:<7}  {target['path']}  {verdict}"
+                )
     for name, target in changed:
         print(
             f"engine: adapter {name} does not fit: {target['path']} is {target['found'] or 'missing'}. "
@@ -124,7 +139,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
 
 def _engine(asked: Path | None) -> EngineSource:
-    """The path given; else the environment that `make engine` builds beside this one; else what Python finds."""
+    """The path given; else the environment that `make engine` builds beside this; else what Python finds."""
     if asked is not None:
         return EngineSource.at(asked)
     beside = Path(sys.prefix).parent / ".venv-engine"
