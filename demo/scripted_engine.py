@@ -19,12 +19,21 @@ import sys
 import time
 
 from scripted import arming
+from scripted.dummy import serve_dummy
 from scripted.lines import BANNER, WHO, Log
 from scripted.script import Script, ScriptRefused
 
 EXIT_REFUSED = 78
 SCHEDULER_EXIT_TIMEOUT_S = 15
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_DETOKENIZER = """
+import ctypes, signal
+prctl = ctypes.CDLL(None).prctl
+prctl(1, 9, 0, 0, 0)
+prctl(15, b"sglang::detoken", 0, 0, 0)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pause()
+"""
 
 
 def main(argv: list[str]) -> int:
@@ -35,10 +44,6 @@ def main(argv: list[str]) -> int:
         _become("sglang::schedul")
         address = arguments.dist_init_addr
         return asyncio.run(run_scheduler(arguments.node_rank, arguments.nnodes, address, arguments.scripted_scheduler))
-    if arguments.scripted_detokenizer:
-        _become("sglang::detoken")
-        signal.pause()
-        return 0
     return asyncio.run(Launcher(arguments).run())
 
 
@@ -54,7 +59,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dist-init-addr", default="127.0.0.1:20000")
     parser.add_argument("--context-length", type=int, default=4096)
     parser.add_argument("--scripted-scheduler", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--scripted-detokenizer", action="store_true", help=argparse.SUPPRESS)
     arguments, _ = parser.parse_known_args(argv)
     if arguments.tp_size != arguments.nnodes:
         parser.error(f"--tp-size {arguments.tp_size} and --nnodes {arguments.nnodes}: the scripted engine has one rank a node")
@@ -124,39 +128,41 @@ class Launcher:
         return await self._after_the_scheduler(await scheduler.wait())
 
     async def _start_children(self) -> asyncio.StreamReader:
-        # aiohttp is only imported here: the scheduler starts meanwhile.
+        # aiohttp is imported afterwards: the scheduler starts meanwhile.
         ours, theirs = socket.socketpair()
         me = [sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
         with theirs:
             argv = [*me, "--scripted-scheduler", str(theirs.fileno())]
             self._children.append(await asyncio.create_subprocess_exec(*argv, pass_fds=[theirs.fileno()]))
         if self._rank == 0:
-            self._children.append(await asyncio.create_subprocess_exec(*me, "--scripted-detokenizer"))
+            # It does nothing, so it need not be more than a name that dies with its parent.
+            idle = [sys.executable, "-I", "-S", "-c", _DETOKENIZER]
+            self._children.append(await asyncio.create_subprocess_exec(*idle))
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         return reader
 
     async def _live(self, reader: asyncio.StreamReader) -> int | None:
         """Serve, and do as the scheduler says. Returns an exit status, or None when the scheduler has ended."""
-        from aiohttp import web
-        from scripted.server import Head, dummy_app
-
-        arguments = self._arguments
-        model = arguments.served_model_name or arguments.model_path
-        self._head = Head(model, arguments.context_length, self._script, self._log, self._tell)
         began = time.monotonic()
+        if self._rank == 0:
+            from scripted.server import Head
+
+            arguments = self._arguments
+            model = arguments.served_model_name or arguments.model_path
+            self._head = Head(model, arguments.context_length, self._script, self._log, self._tell)
         while line := await reader.readline():
             message = json.loads(line)
-            self._head.heard(message)
+            if self._rank == 0:
+                self._head.heard(message)
             if "exit" in message:
                 return int(message["exit"])
             if "ready" in message:
                 # Until here SIGTERM just ends the process, and the kernel its children: as with the real one.
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
-                app = self._head.app() if self._rank == 0 else dummy_app()
-                runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-                await runner.setup()
-                if (error := await self._listen(web.TCPSite(runner, arguments.host, arguments.port))) is not None:
+                try:
+                    await self._listen()
+                except OSError as error:
                     self._log(f"ERROR:    {error}")
                     return 1
                 self._say_listening(time.monotonic() - began)
@@ -165,12 +171,16 @@ class Launcher:
                 self._log("The server is fired up and ready to roll!")
         return None
 
-    async def _listen(self, site: object) -> OSError | None:
-        try:
-            await site.start()  # type: ignore[attr-defined]
-        except OSError as error:
-            return error
-        return None
+    async def _listen(self) -> None:
+        host, port = self._arguments.host, self._arguments.port
+        if self._rank > 0:
+            self._server = await serve_dummy(host, port)
+            return
+        from aiohttp import web
+
+        runner = web.AppRunner(self._head.app(), access_log=None, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
 
     def _say_listening(self, took_s: float) -> None:
         where = f"{self._arguments.host}:{self._arguments.port}"

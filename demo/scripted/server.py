@@ -211,14 +211,3 @@ class Head:
         kinds = {line.partition("{")[0] for line in lines}
         head = [f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}" for name in sorted(kinds)]
         return "\n".join(["# the scripted engine, not SGLang", *head, *lines, ""])
-
-
-def dummy_app() -> web.Application:
-    """What ranks other than 0 serve: always 200, as the real ones, whatever state the fleet is in."""
-
-    async def ok(_: web.Request) -> web.Response:
-        return web.Response(headers=_HEADERS)
-
-    app = web.Application()
-    app.add_routes([web.get(path, ok) for path in ("/ping", "/health", "/health_generate")])
-    return app
