@@ -10,7 +10,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "gateway",
         help="serve the OpenAI endpoint on the head",
-        description="Listens on gateway.address:gateway.port and passes requests on while the fleet serves. Runs until SIGTERM; answers 503 with Retry-After while the fleet is down.",
+        description="Listens on gateway.address:gateway.port until SIGTERM. Passes requests on while the "
+        "fleet serves, and answers 503 with Retry-After while it does not.",
     )
     parser.add_argument(
         "--settings", type=Path, required=True, metavar="FILE", help="settings of the fleet, JSON"

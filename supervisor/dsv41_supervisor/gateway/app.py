@@ -27,12 +27,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 CALLER = web.RequestKey("caller", Caller)
 REQUEST_ID = web.RequestKey("request_id", str)
+STARTED = web.RequestKey("started", bool)
 _KEYLESS = frozenset({"/health", "/ready"})
 
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
-quiet.addHandler(logging.NullHandler())
-quiet.propagate = False
+quiet.setLevel(logging.CRITICAL + 1)
 
 
 class Refuse(Exception):
@@ -105,6 +105,8 @@ class Gateway:
                 "bug in the gateway on %s: %s at %s", route, type(error).__name__, ", ".join(where[-4:])
             )
             response = internal().response()
+            if request.get(STARTED) and request.transport is not None:
+                request.transport.abort()  # half an answer is out already: never leave its reader waiting
         self._metrics.requests[route, response.status] += 1
         return response
 
@@ -189,8 +191,8 @@ class Gateway:
             ticket = self._running.open(now.boot)
             job = Job(f"{now.upstream}{path}", body, effective, {"x-dsv41-boot": now.boot or ""})
             if effective.stream:
-                return await self._forwarder.stream(request, job, ticket, now)
-            return await self._forwarder.whole(job, ticket, now)
+                return await self._forwarder.stream(request, job, ticket)
+            return await self._forwarder.whole(job, ticket)
 
         return handle
 
@@ -248,6 +250,7 @@ def _no_constant(name: str) -> None:
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     """On every answer, streams included."""
+    request[STARTED] = True
     response.headers["x-request-id"] = request[REQUEST_ID]
     response.headers["Server"] = "dsv41"
 

@@ -5,22 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from . import policy, sse
 from .answers import Failure, engine_lost, from_engine, not_ready
 from .config import Timings
 from .metrics import Metrics
 from .policy import Body, CapSource, Effective
-from .readiness import Readiness
+from .readiness import DEFAULT_RETRY_AFTER_S
 from .running import Cut, Ticket
+
+ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
+"""What reading from an engine raises that is dead, was cut off, or does not speak HTTP any more."""
 
 MAX_ERROR_BYTES = 1 << 18
 _RETRY_SOON_S = 2.0
+
+LOST = engine_lost(
+    "The engine was lost while it answered: its answer ends here. Try again in a moment.",
+    DEFAULT_RETRY_AFTER_S,
+)
+ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
+
 _NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -68,7 +79,7 @@ class Forwarder:
         self._timings = timings
         self._metrics = metrics
         self._session = aiohttp.ClientSession(
-            # uvicorn closes an idle connection after 5 s; we let go of it earlier and never send into a closing one.
+            # uvicorn closes idle connections after 5 s; we do earlier, and never send into a closing one.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timings.connect_s),
             auto_decompress=False,
@@ -81,36 +92,35 @@ class Forwarder:
     async def close(self) -> None:
         await self._session.close()
 
-    async def whole(self, job: Job, ticket: Ticket, now: Readiness) -> web.Response:
-        """The answer in one piece; read to its end first, so that a lost engine is a 502, not half an answer."""
+    async def whole(self, job: Job, ticket: Ticket) -> web.Response:
+        """The answer in one piece, read to its end first: a lost engine is a 502, not half an answer."""
         upstream: aiohttp.ClientResponse | None = None
         try:
             async with ticket:
-                upstream = await self._open(job, now)
-                return await self._relay(job, upstream, now)
+                upstream = await self._open(job)
+                return await self._relay(job, upstream)
         except (Cut, EngineRefused) as error:
             return error.failure.response(job.answer_headers())
         finally:
             if upstream is not None:
                 upstream.close()
 
-    async def stream(
-        self, request: web.Request, job: Job, ticket: Ticket, now: Readiness
-    ) -> web.StreamResponse:
+    async def stream(self, request: web.Request, job: Job, ticket: Ticket) -> web.StreamResponse:
         """Server-sent events: the engine's bytes, unchanged, as fast as the client takes them."""
         out = Outlet(request, self._metrics)
         opening: asyncio.Task[aiohttp.ClientResponse] | None = None
         try:
             async with ticket:
                 # The engine sends its first byte after the prefill, which can take minutes.
-                opening = asyncio.create_task(self._open(job, now))
+                opening = asyncio.create_task(self._open(job))
                 while not (await asyncio.wait({opening}, timeout=self._timings.keep_alive_s))[0]:
-                    await out.keep_alive(job)
+                    await out.start(job)
+                    await out.keep_alive()
                 upstream = opening.result()
                 if out.response is None and upstream.content_type != "text/event-stream":
-                    return await self._relay(job, upstream, now)
+                    return await self._relay(job, upstream)
                 await out.start(job)
-                await self._pump(upstream, out, now)
+                await self._pump(upstream, out)
         except (Cut, EngineRefused) as error:
             if out.response is None:
                 return error.failure.response(job.answer_headers())
@@ -120,56 +130,60 @@ class Forwarder:
         finally:
             if opening is not None:
                 await _close(opening)
-        assert out.response is not None
-        return out.response
+        return out.response or web.Response(status=499)  # nobody reads it
 
-    async def _pump(self, upstream: aiohttp.ClientResponse, out: Outlet, now: Readiness) -> None:
+    async def _pump(self, upstream: aiohttp.ClientResponse, out: Outlet) -> None:
         """Raises EngineRefused when the stream ends before its `[DONE]`, ClientGone when writing fails."""
+        async for chunk in self._chunks(upstream):
+            if chunk:
+                await out.write(out.events.feed(chunk))
+            else:
+                await out.keep_alive()
+        out.open_event = not out.events.at_boundary
+        rest = out.events.flush()
+        if not out.events.done:
+            raise EngineRefused(LOST)
+        await out.write(rest)
+        await out.end()
+
+    async def _chunks(self, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """What arrives, and b"" at each `keep_alive_s` of silence. Raises EngineRefused."""
         while True:
             try:
                 async with asyncio.timeout(self._timings.keep_alive_s):
                     chunk = await upstream.content.readany()
             except TimeoutError:
-                await out.keep_alive(None)
-                continue
-            except (aiohttp.ClientError, OSError):
-                raise EngineRefused(_lost(now)) from None
-            if not chunk:
-                break
-            await out.write(out.events.feed(chunk))
-        at_boundary = out.events.at_boundary
-        rest = out.events.flush()
-        if not out.events.done:
-            out.open_event = not at_boundary
-            raise EngineRefused(_lost(now))
-        await out.write(rest)
-        await out.end()
+                chunk = b""
+                connection = upstream.connection
+                # aiohttp 3.14 closes on broken chunked encoding without waking the reader.
+                if connection is not None and (not connection.transport or connection.transport.is_closing()):
+                    raise EngineRefused(LOST) from None
+            except ENGINE_GONE:
+                raise EngineRefused(LOST) from None
+            else:
+                if not chunk:
+                    return
+            yield chunk
 
-    async def _relay(self, job: Job, upstream: aiohttp.ClientResponse, now: Readiness) -> web.Response:
-        content = await _reading(upstream.read(), now)
-        return web.Response(
-            body=content,
-            headers=job.answer_headers() | {"Content-Type": upstream.headers.get("Content-Type", "")},
-        )
+    async def _relay(self, job: Job, upstream: aiohttp.ClientResponse) -> web.Response:
+        content = b"".join([chunk async for chunk in self._chunks(upstream)])
+        kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
+        return web.Response(body=content, headers=job.answer_headers() | kind)
 
-    async def _open(self, job: Job, now: Readiness) -> aiohttp.ClientResponse:
+    async def _open(self, job: Job) -> aiohttp.ClientResponse:
         """The engine's 200. Raises EngineRefused for anything else."""
         for attempt in (1, 2):
             try:
                 response = await self._session.post(job.url, data=encode(job.body), allow_redirects=False)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 # It died since the supervisor last looked, so it never saw this request.
-                raise EngineRefused(
-                    not_ready(
-                        "The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S
-                    )
-                ) from None
-            except (aiohttp.ClientError, OSError):
-                raise EngineRefused(_lost(now)) from None
+                raise EngineRefused(ABSENT) from None
+            except ENGINE_GONE:
+                raise EngineRefused(LOST) from None
             if response.status == 200:
                 return response
             try:
-                failure = await self._failure(response, now)
+                failure = await self._failure(response)
             finally:
                 response.close()
             room = policy.room_left(failure.message) if failure.status == 400 else None
@@ -184,35 +198,18 @@ class Forwarder:
             job.effective = replace(job.effective, max_tokens=room)
         raise EngineRefused(failure)
 
-    async def _failure(self, response: aiohttp.ClientResponse, now: Readiness) -> Failure:
+    async def _failure(self, response: aiohttp.ClientResponse) -> Failure:
         body = b""
-        while len(body) < MAX_ERROR_BYTES:
-            chunk = await _reading(response.content.readany(), now)
-            if not chunk:
-                break
+        async for chunk in self._chunks(response):
             body += chunk
+            if len(body) > MAX_ERROR_BYTES:
+                break
         if response.status in (401, 403) or response.status < 400:
             # Not the client's key: ours is the only one it gave, and the engine has none.
-            return Failure(
-                502,
-                f"The engine answered {response.status}, which it never should.",
-                "server_error",
-                "engine_error",
-            )
+            message = f"The engine answered {response.status}, which it never should."
+            return Failure(502, message, "server_error", "engine_error")
         failure = from_engine(response.status, body)
         return replace(failure, retry_after_s=_RETRY_SOON_S) if failure.status in (429, 503) else failure
-
-
-async def _reading(awaitable: Awaitable[bytes], now: Readiness) -> bytes:
-    try:
-        return await awaitable
-    except (aiohttp.ClientError, OSError):
-        raise EngineRefused(_lost(now)) from None
-
-
-def _lost(now: Readiness) -> Failure:
-    message = "The engine was lost while it answered: its answer ends here. Try again in a moment."
-    return engine_lost(message, now.retry_after_s)
 
 
 async def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
@@ -224,7 +221,7 @@ async def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
 
 
 class Outlet:
-    """The client's side of a stream. Until the first byte `response` is None and an error can have a status."""
+    """The client's side of a stream. Until the first byte `response` is None, and errors have a status."""
 
     def __init__(self, request: web.Request, metrics: Metrics) -> None:
         self.response: web.StreamResponse | None = None
@@ -254,9 +251,7 @@ class Outlet:
         except ConnectionError:
             raise ClientGone from None
 
-    async def keep_alive(self, job: Job | None) -> None:
-        if job is not None:
-            await self.start(job)
+    async def keep_alive(self) -> None:
         if self.events.at_boundary:
             self._metrics.keep_alives += 1
             await self.write(sse.KEEP_ALIVE)

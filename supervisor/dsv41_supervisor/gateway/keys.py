@@ -1,4 +1,4 @@
-"""API keys: a file of `name:key` lines, reloaded when it changes, held as hashes, compared in constant time."""
+"""API keys: a file of `name:key` lines, reloaded on change, held as hashes, compared in constant time."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def read(path: Path) -> tuple[dict[str, bytes], tuple[int, ...]]:
 
 
 class KeyFile:
-    """The keys in force. `who` looks at the file's stamp each time: a removed key is gone with the next request.
+    """The keys in force. `who` looks at the file's stamp: a removed key is gone with the next request.
 
-    A file that turned bad while running (gone, empty, half-written, world-readable) leaves the last good keys in
-    force and is named in the log once: a slip of the editor must not shut everybody out.
+    A file that turned bad while running (gone, empty, half-written, world-readable) leaves the last good keys
+    in force and is named in the log once: a slip of the editor must not shut everybody out.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,8 @@
 """What a request becomes before the engine sees it. Pure: body and limits in, body and what holds for it out.
 
-The engine reads some spellings, ignores others without a word, and coerces strings to numbers. Here every spelling
-that clients use is read, one normal form is written, and what is ambiguous is a clear 400. Twice is the same as once.
+The engine reads some spellings, ignores others without a word, and coerces strings to numbers. Here every
+spelling that clients use is read, one normal form is written, and what is ambiguous is a clear 400. Twice is
+the same as once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 Body = dict[str, Any]
 
 COMPLETIONS_DEFAULT_TOKENS = 16
-"""What `/v1/completions` gives when no limit is named. Source: OpenAI's API; CompletionRequest, sglang 0.5.23."""
+"""What `/v1/completions` gives when no limit is named. Source: OpenAI's API; protocol.py, sglang 0.5.23."""
 
 TIER_BUDGETS: Mapping[str, int] = {
     "minimal": 50,
@@ -73,7 +74,7 @@ class Limits:
 
     @property
     def ceiling(self) -> int | None:
-        """Most completion tokens of one choice; None when the cap is off. One token at least is the prompt."""
+        """Most completion tokens of one choice, None when the cap is off. The prompt is one at least."""
         return min(self.max_tokens_cap, self.context_length - 1) if self.max_tokens_cap else None
 
 
@@ -193,7 +194,7 @@ def _check_part(part: object, where: str) -> None:
         url = media.get("url") if isinstance(media, dict) else media
         if not isinstance(url, str) or not url[:5].lower() == "data:":
             raise BadRequest(
-                f"{where}.{kind} is not a data: URL. Addresses are not fetched: send the content itself, base64.",
+                f"{where}.{kind} is not a data: URL. Nothing is fetched: send the content itself, base64.",
                 f"{where}.{kind}",
                 "unsupported_url",
             )
@@ -202,8 +203,9 @@ def _check_part(part: object, where: str) -> None:
 def _reasoning(out: Body, limits: Limits) -> tuple[bool, int | None]:
     """Read every spelling, write `chat_template_kwargs.thinking` (and its twin) and at most one effort.
 
-    `thinking` wins over `enable_thinking`, which wins over `reasoning.enabled`, which wins over an effort. Effort in
-    chat_template_kwargs wins over `reasoning.effort`, which wins over `reasoning_effort`: the engine's own order.
+    `thinking` wins over `enable_thinking`, which wins over `reasoning.enabled`, which wins over an effort.
+    Effort in chat_template_kwargs wins over `reasoning.effort`, which wins over `reasoning_effort`: the
+    engine's own order.
     """
     kwargs = dict(_object(out, "chat_template_kwargs"))
     reasoning = _object(out, "reasoning")
@@ -318,7 +320,7 @@ def _check_min_tokens(out: Body, max_tokens: int | None) -> None:
 
 
 def room_left(refusal: str) -> int | None:
-    """Completion tokens that fit behind this prompt, from the engine's refusal; None when it says something else.
+    """Completion tokens that fit behind this prompt, from the engine's refusal; None if it says otherwise.
 
     The engine knows the prompt's length, we do not; it refuses before it starts, at the cost of tokenising.
     Source: `_validate_one_request` in tokenizer_manager.py, sglang 0.5.23.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -62,7 +63,7 @@ class Readiness:
         )
 
     def serves(self, boot: str | None) -> bool:
-        """Whether requests running on that boot may still be answered: draining keeps them, a lost rank does not."""
+        """Whether requests running on that boot may still be answered; they are while it drains."""
         return self.boot == boot and self.state not in _NO_ENGINE
 
     @property
@@ -82,9 +83,9 @@ def _text(value: object) -> str | None:
 class Watcher:
     """Asks the head's supervisor and holds what it last said.
 
-    Silence is bounded: each poll is answered within half of `peer_timeout_s`, or at once when something changes, so
-    a supervisor that hangs or is gone is noticed `peer_timeout_s` after its last answer. Then new requests are
-    refused; running ones go on, because nothing says that their engine is gone.
+    Silence is bounded: each poll is answered within half of `peer_timeout_s`, or at once when something
+    changes, so a supervisor that hangs or is gone is noticed `peer_timeout_s` after its last answer. Then new
+    requests are refused; running ones go on, because nothing says that their engine is gone.
     """
 
     def __init__(
@@ -143,7 +144,8 @@ class Watcher:
         except TimeoutError:
             return "no answer", None
         except (aiohttp.ClientError, OSError) as error:
-            return (getattr(error, "strerror", None) or type(error).__name__), None
+            number = getattr(error, "errno", None)
+            return os.strerror(number) if number else type(error).__name__, None
         except ValueError as error:
             return f"its answer is not understood ({error})", None
 
@@ -151,6 +153,7 @@ class Watcher:
         return replace(
             self.current,
             ready=False,
+            state="unknown",
             reason=f"the head's supervisor has been silent for {self._peer_timeout_s:g} s ({problem})",
             retry_after_s=DEFAULT_RETRY_AFTER_S,
             detail=None,

@@ -1,7 +1,7 @@
 """Server-sent events, as far as a gateway has to know them. Pure.
 
-Bytes pass through unchanged. Only whole events are let out, so that between any two writes a comment or an error
-event can be put in without cutting one of the engine's events in half.
+Bytes pass through unchanged. Only whole events are let out, so that between any two writes a comment or an
+error event can be put in without cutting one of the engine's events in half.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every client ignores it, and proxies in between see that the stream lives."""
 
 MAX_HELD_BYTES = 4 << 20
-"""An event larger than this is let out in pieces. Guess; events with top log-probabilities have some 10 kB."""
+"""An event larger than this is let out in pieces. Guess; with top log-probabilities one has some 10 kB."""
 
 
 class WholeEvents:
     """Takes chunks as they arrive, gives back the whole events among them, holds the rest.
 
-    Attributes: `at_boundary`: the bytes given back end with a whole event. `done`: the last event is `[DONE]`.
+    Attributes: `at_boundary`: the bytes given back end with a whole event. `done`: the last event is
+    `[DONE]`.
     """
 
     def __init__(self) -> None:

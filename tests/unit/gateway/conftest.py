@@ -31,15 +31,6 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-async def until(condition: Callable[[], Any], within_s: float = 5.0, what: str = "a condition") -> float:
-    """Wait for a condition with a deadline; gives the seconds it took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"gave up waiting for {what} after {within_s} s"
-        await asyncio.sleep(0.005)
-    return time.monotonic() - began
-
-
 async def _serve(app: web.Application, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
@@ -62,7 +53,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Engine:
-    """Stands where SGLang stands. `behave`: what it does next; `seen`: what it got; `left`: clients that left."""
+    """In SGLang's place. `behave`: what it does next; `seen`: what it got; `left`: clients that left."""
 
     port: int = field(default_factory=free_port)
     seen: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
@@ -221,6 +212,23 @@ class Fleet:
 
     def get(self, path: str, key: str | None = KEY) -> Any:
         return self.http.get(self.url + path, headers=bearer(key))
+
+    def head(self, length: int, *more: str, key: str = KEY, version: str = "1.1") -> bytes:
+        """The head of a chat request, for tests that write to a socket themselves."""
+        lines = [
+            f"POST /v1/chat/completions HTTP/{version}", "Host: x", f"Authorization: Bearer {key}",
+            "Content-Type: application/json", f"Content-Length: {length}", *more, "", "",
+        ]  # fmt: skip
+        return "\r\n".join(lines).encode()
+
+    @staticmethod
+    async def until(condition: Callable[[], Any], within_s: float = 5.0) -> float:
+        """Wait for a condition with a deadline; gives the seconds it took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < within_s, f"gave up waiting after {within_s} s"
+            await asyncio.sleep(0.005)
+        return time.monotonic() - began
 
     async def until_ready(self, ready: bool = True, within_s: float = 5.0) -> float:
         began = time.monotonic()
