@@ -40,6 +40,8 @@ REPORT_TIMEOUT_S = 15
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TICK_S = 0.25
+ENGINE_LOOK_S = 2.0
+"""Between two looks at the head's engine; each costs it one pass over its metrics."""
 N_LAST_LINES = 40
 
 
@@ -55,7 +57,7 @@ class Preparation:
     stage: str | None = None
     refusals: tuple[Refusal, ...] = ()
     took_s: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -271,9 +273,9 @@ class NodeAgent:
         """Warming → ready, and for the head: /ready, canary, and tokens that move."""
         supervisor = self.settings.supervisor
         movement = Movement(self.settings.engine.stall.serving_s)
-        canary_at_s = 0.0
+        canary_at_s = looked_at_s = 0.0
         while True:
-            await asyncio.sleep(TICK_S if self._rank.state is RankState.WARMING else 2.0)
+            await asyncio.sleep(TICK_S)
             watched = self._rank
             if watched.state is RankState.WARMING:
                 if await self._answers() and self._rank is watched and watched.state is RankState.WARMING:
@@ -284,7 +286,12 @@ class NodeAgent:
                 elif time.monotonic() - watched.progress_at_s > self.settings.engine.stall.warmup_s:
                     if watched.state is RankState.WARMING:
                         self._fail(f"listening for {self.settings.engine.stall.warmup_s:.0f} s, but no token came back")
-            elif watched.state is RankState.READY and self.rank_number == 0:
+            elif (
+                watched.state is RankState.READY
+                and self.rank_number == 0
+                and time.monotonic() - looked_at_s > ENGINE_LOOK_S
+            ):
+                looked_at_s = time.monotonic()
                 load = await self.probe.load()
                 reason = movement.feed(load) if load is not None else None
                 if load is not None and load.n_running:
@@ -399,7 +406,7 @@ class NodeAgent:
             with fields(node=self.node):
                 done = await prepare(self.settings, self.node, self._run_pack, entered)
             preparation.took_s = done.took_s
-            preparation.rows = {str(layer.layer): layer.header_crc for layer in done.pack.layers}
+            preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
             preparation.state = "passed"
         except Dsv41Error as error:
             preparation.state, preparation.refusals = "refused", error.refusals

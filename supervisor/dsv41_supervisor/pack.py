@@ -26,7 +26,6 @@ class PackedLayer:
     layer: int
     path: str
     n_rows: int
-    header_crc: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def check_rows(settings: Settings, node: str) -> PackManifest:
         if differs:
             to_pack[wanted.layer] = f"{path} has {'; '.join(differs)}"
         else:
-            layers.append(PackedLayer(wanted.layer, str(path), header.n_rows, f"{header.header_crc:08x}"))
+            layers.append(PackedLayer(wanted.layer, str(path), header.n_rows))
     return PackManifest(tuple(layers), to_pack, tuple(refusals))
 
 
@@ -125,7 +124,7 @@ def pack(settings: Settings, node: str, show: Callable[[int, int, float], None] 
         for i, layer in enumerate(sorted(before.to_pack)):
 
             def report(p: object, i: int = i, layer: int = layer) -> None:
-                done, total, rate = p.done_bytes, p.total_bytes, p.bytes_per_s  # type: ignore[attr-defined]
+                done, total, rate = p.done_bytes, p.total_bytes, p.rate_bytes_per_s  # type: ignore[attr-defined]
                 n = len(before.to_pack)
                 write_json(progress_path, {"layer": layer, "fraction": (i + done / max(total, 1)) / n,
                                            "bytes_per_s": rate})  # fmt: skip

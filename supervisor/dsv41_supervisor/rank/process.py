@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -29,6 +30,8 @@ _PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 1.0
 ADMISSION_POLL_S = 20.0
 TERMINATE_S = 8.0
+MAX_LINE_BYTES = 64 << 10
+_LINE_END = re.compile(rb"[\r\n]+")
 
 
 def _die_with_parent() -> None:
@@ -89,6 +92,8 @@ class _Running:
         self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._lease_until_s = time.monotonic() + settings.supervisor.lease_ttl_s
         self._why = ""
+        self._news = asyncio.Event()
+        """Set at each sign of progress, so that it is reported at once and not at the next beat."""
 
     async def run(self) -> int:
         clear_reports(self._plan.document_path.parent)
@@ -105,7 +110,7 @@ class _Running:
         try:
             engine = await asyncio.create_subprocess_exec(
                 *self._plan.argv, env=environment, preexec_fn=_die_with_parent, stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, limit=1 << 20,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
             raise Dsv41Error(
@@ -154,19 +159,24 @@ class _Running:
         """Pass the engine's output on, and learn its phase from it."""
         assert engine.stdout is not None
         out = sys.stdout.buffer
-        while True:
-            try:
-                raw = await engine.stdout.readline()
-            except ValueError:  # one line beyond the limit: passed over, the stream goes on
-                continue
-            if not raw:
-                return
-            out.write(raw)
+        rest = b""
+        while chunk := await engine.stdout.read(65536):
+            out.write(chunk)
             out.flush()
-            line = raw.decode(errors="replace").rstrip()
-            if line:
-                self._last_lines.append(line[:500])
-                self._progress = self._progress.feed(line)
+            # Progress bars end their lines with a carriage return; waiting for a line feed would hide them all.
+            *lines, rest = _LINE_END.split(rest + chunk)
+            rest = rest[-MAX_LINE_BYTES:]
+            for raw in lines:
+                self._hear(raw.decode(errors="replace").rstrip())
+        self._hear(rest.decode(errors="replace").rstrip())
+
+    def _hear(self, line: str) -> None:
+        if not line:
+            return
+        self._last_lines.append(line[:500])
+        before, self._progress = self._progress, self._progress.feed(line[:MAX_LINE_BYTES])
+        if self._progress.phase is not before.phase:
+            self._news.set()
 
     async def _beat(self) -> None:
         """Report each second; return when this rank may not go on."""
@@ -196,7 +206,9 @@ class _Running:
                     ready = True
                     notify("READY=1")
                 notify("WATCHDOG=1", f"STATUS={answer['status']}")
-            await asyncio.sleep(max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
+            self._news.clear()
 
     async def _tell_exit(self, status: int) -> None:
         with contextlib.suppress(Dsv41Error):

@@ -1,0 +1,30 @@
+"""What every test may use: the checkout, and one demo checkpoint a session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's checkpoint, made once; tests that damage it copy it first."""
+    target = tmp_path_factory.mktemp("checkpoint") / "demo"
+    subprocess.run([sys.executable, str(ROOT / "demo" / "make_checkpoint.py"), str(target)], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def demo_revision(demo_checkpoint: Path) -> str:
+    return str(json.loads((demo_checkpoint / "dsv41-checkpoint.json").read_text())["revision"])

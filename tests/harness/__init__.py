@@ -1,0 +1,1 @@
+"""Helpers of the tests: real supervisors, gateway and engines in namespaces or on loopback."""
