@@ -19,8 +19,9 @@ DEFAULT_RETRY_AFTER_S = 5.0
 """When the supervisor has no estimate. Guess."""
 
 MAX_ANSWER_BYTES = 1 << 16
-_NO_ENGINE = frozenset({"down", "starting", "recovering", "failed"})
-"""Fleet states in which no rank of the boot named can still be answering anyone."""
+_NO_ENGINE = frozenset({"recovering", "failed"})
+"""States in which nobody answers for the boot named. `down` and `starting` with an unchanged boot are a
+supervisor that has just restarted and is about to adopt its ranks; a real start has another boot."""
 
 
 @dataclass(frozen=True, slots=True)

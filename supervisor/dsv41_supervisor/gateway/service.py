@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from aiohttp import web
 from .. import journal
 from ..errors import Dsv41Error, Exit, Stage
 from ..journal import log
+from ..rank.notify import notify
 from .app import Gateway, quiet
 from .config import GatewayConfig
 from .forward import Forwarder
@@ -48,13 +48,13 @@ async def _until_told(config: GatewayConfig) -> None:
         loop.add_signal_handler(number, told.set)
     async with serving(config) as watcher:
         log.info("the gateway listens on http://%s:%d%s", config.address, config.port, _who(config))
-        _tell_systemd("READY=1")
+        notify("READY=1")
         done, _ = await asyncio.wait(
             {asyncio.ensure_future(told.wait()), watcher}, return_when=asyncio.FIRST_COMPLETED
         )
         if watcher in done:
             watcher.result()  # it never ends by itself: raises
-        _tell_systemd("STOPPING=1")
+        notify("STOPPING=1")
         log.info("the gateway stops")
 
 
@@ -160,13 +160,3 @@ def read_fleet_key(path: Path) -> str:
 
 def _who(config: GatewayConfig) -> str:
     return f"; keys from {config.keys_file}" if config.keys_file is not None else " and asks for no key"
-
-
-def _tell_systemd(message: str) -> None:
-    """sd_notify, when systemd started us."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to, contextlib.suppress(OSError):
-        to.connect("\0" + address[1:] if address.startswith("@") else address)
-        to.send(message.encode())

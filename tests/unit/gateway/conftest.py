@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import pytest_asyncio
 from aiohttp import web
 from dsv41_supervisor.gateway.config import GatewayConfig, Timings
@@ -26,9 +29,12 @@ Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port below those that the kernel gives to outgoing connections: none of them takes it meanwhile."""
+    while True:
+        port = random.randint(12_000, 19_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 async def _serve(app: web.Application, port: int) -> web.AppRunner:
@@ -203,6 +209,7 @@ class Fleet:
     config: GatewayConfig
     http: aiohttp.ClientSession
     keys_file: Path
+    gateway: AsyncExitStack
     url: str = ""
 
     def post(self, path: str = "/v1/chat/completions", key: str | None = KEY, **body: Any) -> Any:
@@ -279,11 +286,19 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             stack.push_async_callback(engine.stop)
             await supervisor.start()
             stack.push_async_callback(supervisor.stop)
-            await stack.enter_async_context(serving(config))
+            gateway = await stack.enter_async_context(AsyncExitStack())
+            await gateway.enter_async_context(serving(config))
             http = await stack.enter_async_context(aiohttp.ClientSession())
-            fleet = Fleet(engine, supervisor, config, http, keys_file, f"http://127.0.0.1:{config.port}")
+            fleet = Fleet(
+                engine, supervisor, config, http, keys_file, gateway, f"http://127.0.0.1:{config.port}"
+            )
             if wait:
                 await fleet.until_ready()
             return fleet
 
         yield go
+
+
+@pytest.fixture
+def free_ports() -> Callable[[], int]:
+    return free_port

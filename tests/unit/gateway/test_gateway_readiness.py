@@ -156,6 +156,34 @@ async def test_a_drain_refuses_new_requests_and_lets_running_ones_finish(start: 
 
 
 @pytest.mark.asyncio
+async def test_a_supervisor_that_adopts_its_ranks_after_a_restart_ends_no_stream(start: Any) -> None:
+    fleet = await start()
+    fleet.engine.behave = fleet.engine.stalls
+    async with fleet.post(stream=True) as response:
+        await response.content.readuntil(b"\n\n")
+        fleet.supervisor.say(ready=False, state="down", reason="the fleet is down")
+        await fleet.until_ready(False)
+        fleet.supervisor.say(ready=False, state="starting", reason="looking whether the ranks still serve")
+        fleet.supervisor.say(ready=True, state="serving", reason=None)
+        await fleet.until_ready()
+        fleet.engine.release.set()
+        assert await response.read() == b"data: [DONE]\n\n"
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_that_stops_ends_its_streams_with_an_error_event(start: Any) -> None:
+    fleet = await start(stop_grace_s=0.2)
+    fleet.engine.behave = fleet.engine.stalls
+    async with fleet.post(stream=True) as response:
+        await response.content.readuntil(b"\n\n")
+        stopping = asyncio.create_task(fleet.gateway.aclose())
+        rest = await asyncio.wait_for(response.read(), 3)
+        assert b"The gateway is stopping." in rest and b"[DONE]" not in rest
+        await asyncio.wait_for(stopping, 3)
+    assert fleet.engine.left == 1
+
+
+@pytest.mark.asyncio
 async def test_a_client_that_does_not_read_its_farewell_is_dropped(start: Any) -> None:
     fleet = await start(farewell_s=0.2)
     block = b"data: " + b"x" * 65_000 + b"\n\n"
@@ -198,8 +226,9 @@ def test_an_answer_of_the_supervisor_is_read_or_refused_whole() -> None:
     ("state", "boot", "keeps"),
     [
         ("serving", "b", True), ("degraded", "b", True), ("draining", "b", True), ("stopping", "b", True),
-        ("serving", "c", False), ("recovering", "b", False), ("starting", "b", False), ("down", "b", False),
-        ("down", None, False), ("failed", "b", False),
+        ("starting", "b", True), ("down", "b", True),
+        ("serving", "c", False), ("recovering", "b", False), ("starting", "c", False), ("down", None, False),
+        ("failed", "b", False),
     ],
 )  # fmt: skip
 def test_which_changes_end_running_requests(state: str, boot: str | None, keeps: bool) -> None:
