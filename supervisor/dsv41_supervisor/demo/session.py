@@ -24,7 +24,6 @@ from ..errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from ..fleet.peers import SupervisorClient
 from ..settings import EngineKind, Settings, parse
 from ..smoke import Answer, ask, first_key
-from .environments import ensure_engine
 from .fleet import DemoFleet
 from .fleet_settings import choose_ports, demo_settings, ensure_keys
 from .network import Mode, Network, mode
@@ -77,6 +76,8 @@ async def run(options: Options) -> int:
 async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int:
     python = Path(sys.executable)
     if options.engine is EngineKind.SGLANG:
+        from .environments import ensure_engine
+
         with progress.stage("environment"):
             environment = await asyncio.to_thread(ensure_engine, options.root, sys.executable, progress)
             python = environment.python

@@ -14,16 +14,18 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import Dsv41Error, Stage
 from ..journal import log
 from . import OnExit, UnitState, UnitStatus
-from .procfs import Proc, processes, start_time
+from .procfs import pid_is, processes, start_time
 
 _PR_SET_CHILD_SUBREAPER = 36
+LOOK_S = 5.0
 LOG_BYTES = 16 << 20
 """A unit's log starts anew beyond this; the previous one is kept as .1."""
 
@@ -48,6 +50,8 @@ class _Running:
     exit_status: int | None = None
     stopping: bool = False
     ended: asyncio.Event | None = None
+    known: dict[int, int] = field(default_factory=dict)
+    """Members seen so far, pid to start time: one that made a session of its own and lost its parent is still ours."""
 
 
 class ProcessUnits:
@@ -94,6 +98,7 @@ class ProcessUnits:
         self._units[unit] = running
         self._write_record(unit, running)
         self._spawn(self._watch(unit, running))
+        self._spawn(self._know(unit, running))
 
     async def stop(self, unit: str, timeout_s: float) -> UnitStatus:
         running = self._units.get(unit)
@@ -101,6 +106,7 @@ class ProcessUnits:
             return UnitStatus(unit, UnitState.INACTIVE)
         running.stopping = True
         deadline = time.monotonic() + timeout_s
+        self._members(running)
         if running.exit_status is None:
             _signal([running.pid], signal.SIGTERM)
         while self._members(running) and time.monotonic() < deadline:
@@ -155,18 +161,25 @@ class ProcessUnits:
     # -- private -------------------------------------------------------------------------------------------------
 
     def _members(self, running: _Running) -> list[int]:
+        """Living processes of a unit: of its session, descended from those, or seen to be so before."""
         table = processes()
         mine = {p.pid for p in table.values() if p.session == running.pid and p.start_ticks >= running.started}
-        if running.exit_status is None and start_time(running.pid) == running.started:
+        mine |= {pid for pid, ticks in running.known.items() if pid in table and table[pid].start_ticks == ticks}
+        if running.exit_status is None and pid_is(table, running.pid, running.started):
             mine.add(running.pid)
         grew = True
         while grew:
-            grew = False
-            for p in table.values():
-                if p.parent in mine and p.pid not in mine:
-                    mine.add(p.pid)
-                    grew = True
-        return sorted(pid for pid in mine if table.get(pid, Proc(0, 0, 0, "Z", 0)).state != "Z")
+            found = {p.pid for p in table.values() if p.parent in mine} - mine
+            mine |= found
+            grew = bool(found)
+        running.known = {pid: table[pid].start_ticks for pid in mine}
+        dead = {pid for pid in mine if table[pid].state == "Z"}
+        for pid in dead - {running.pid}:
+            # We are the subreaper: an orphan that ended waits for us.
+            if table[pid].parent == os.getpid():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return sorted(mine - dead)
 
     async def _watch(self, unit: str, running: _Running) -> None:
         if running.process is not None:
@@ -181,11 +194,19 @@ class ProcessUnits:
             # What outlives the main process of a unit has no one to answer to (systemd: KillMode=control-group).
             _signal(self._members(running), signal.SIGKILL)
         if self.on_exit is not None:
-            result = self.on_exit(await self.status(unit) if self._units.get(unit) is running else UnitStatus(unit, UnitState.INACTIVE, None, code))
+            ours = self._units.get(unit) is running
+            status = await self.status(unit) if ours else UnitStatus(unit, UnitState.INACTIVE, None, code)
+            result = self.on_exit(status)
             if result is not None:
                 await result
 
-    def _spawn(self, coroutine) -> None:  # type: ignore[no-untyped-def]
+    async def _know(self, unit: str, running: _Running) -> None:
+        """Look at a unit's processes now and then, so that none can slip away by losing its parent."""
+        while self._units.get(unit) is running:
+            self._members(running)
+            await asyncio.sleep(LOOK_S)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._watchers.add(task)
         task.add_done_callback(self._watched)
@@ -221,6 +242,7 @@ class ProcessUnits:
             running = _Running(self._definitions(unit), pid, started, None, ended=asyncio.Event())
             self._units[unit] = running
             self._spawn(self._watch(unit, running))
+            self._spawn(self._know(unit, running))
             log.info("took over %s (pid %d) from the supervisor before", unit, pid)
 
 

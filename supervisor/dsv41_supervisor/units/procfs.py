@@ -33,6 +33,11 @@ def start_time(pid: int) -> int | None:
     return None if proc is None or proc.state in "ZX" else proc.start_ticks
 
 
+def pid_is(table: dict[int, Proc], pid: int, start_ticks: int) -> bool:
+    """Whether a pid is still the process that started then."""
+    return pid in table and table[pid].start_ticks == start_ticks and table[pid].state not in "ZX"
+
+
 def processes() -> dict[int, Proc]:
     """Every process that can be seen, by pid."""
     table = {}
