@@ -136,11 +136,25 @@ let
     ];
 
   # check for the checkpoint's way to the workers
-  shareChecks = map (
-    worker:
-    refuseIf (share.mode == "nfs" && node.headName != worker && node.reach worker == [ ])
-      "share.mode is nfs, but ${worker} has no rail to the head ${node.headName}. The checkpoint goes over rails only: add one, or use share.mode local."
-  ) (lib.optionals (node.isHead && share.mode == "nfs") (lib.attrNames node.peers));
+  shareChecks =
+    let
+      # Each machine looks at its own rails: the head's to every worker, a worker's to the head.
+      pairs =
+        if node.isHead then
+          map (worker: { inherit worker; other = worker; }) (lib.attrNames node.peers)
+        else
+          [
+            {
+              worker = node.name;
+              other = node.headName;
+            }
+          ];
+    in
+    map (
+      pair:
+      refuseIf (share.mode == "nfs" && node.reach pair.other == [ ])
+        "share.mode is nfs, but ${pair.worker} has no rail to the head ${node.headName}. The checkpoint goes over rails only: add one, or use share.mode local."
+    ) pairs;
 
   # check for names of things in this flake
   profiles = map (lib.removeSuffix ".nix") (lib.attrNames (builtins.readDir ./profiles));
@@ -157,8 +171,8 @@ let
 
   nodeChecks = [
     {
-      assertion = nodes ? ${cfg.node};
-      message = "services.dsv41.node is ${cfg.node}, which is not a node of the fleet ${fleet.name} (${list nodeNames}). Set it, or networking.hostName, to one of them.";
+      assertion = node.outsider == null;
+      message = toString node.outsider;
     }
   ];
 
@@ -175,7 +189,7 @@ in
     assertions =
       nodeChecks
       ++ rankChecks
-      ++ lib.optionals (nodes ? ${cfg.node} && lib.elem 0 ranks) (
+      ++ lib.optionals (node.outsider == null && lib.elem 0 ranks) (
         subnetChecks
         ++ interfaceChecks
         ++ addressChecks

@@ -12,12 +12,21 @@ let
 in
 rec {
   name = cfg.node;
-  this = fleet.nodes.${name};
+  # Why this machine can be no node of the fleet, or null.
+  outsider =
+    if fleet.nodes ? ${name} then
+      null
+    else
+      "services.dsv41.node is ${name}, which is not a node of the fleet ${fleet.name} (${lib.concatStringsSep ", " (lib.attrNames fleet.nodes)}). Set it, or networking.hostName, to one of them.";
+  this = fleet.nodes.${name} or (throw outsider);
   isHead = this.rank == 0;
   worldSize = lib.length (lib.attrNames fleet.nodes);
 
   # Name of the node with rank 0.
-  headName = lib.head (lib.filter (node: fleet.nodes.${node}.rank == 0) (lib.attrNames fleet.nodes));
+  headName = lib.head (
+    lib.filter (node: fleet.nodes.${node}.rank == 0) (lib.attrNames fleet.nodes)
+    ++ [ (throw "services.dsv41.settings.fleet.nodes has no node with rank 0, which is the head. Give one of them rank 0.") ]
+  );
   head = fleet.nodes.${headName};
 
   # Every node but this one.
@@ -75,10 +84,6 @@ rec {
     "DSV41_NODE=${name}"
     "DSV41_WORLD_SIZE=${toString worldSize}"
   ] ++ more;
-
-  # A secret reaches a unit as a credential named by its setting's path (`fleet.key_file`), so that only PID 1 needs to
-  # read the file itself.
-  credential = setting: file: "${setting}:${path file}";
 
   # What every unit of ours can do without. Devices are not restricted here: ranks need GPU and RDMA devices.
   hardening = {

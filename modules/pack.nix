@@ -36,7 +36,10 @@ in
         OOMScoreAdjust = 500;
         PrivateDevices = true;
         PrivateNetwork = true;
-        ReadWritePaths = [ directory ];
+        ReadWritePaths = [
+          directory
+          (node.path cfg.settings.supervisor.run_dir)
+        ];
         LogExtraFields = node.logFields [
           "DSV41_STAGE=pack"
           "DSV41_RANK=${toString node.this.rank}"

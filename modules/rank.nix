@@ -56,8 +56,8 @@ in
         # Longer than the polite stop the supervisor asks for, so that systemd is the last resort.
         TimeoutStopSec = cfg.settings.recovery.stop_timeout_s + 10;
         KillMode = "mixed";
-        # The main process must look at its lease; one that has not run for as long as a lease lives is dead.
-        WatchdogSec = supervisor.lease_ttl_s;
+        # The main process ends by itself when its lease runs out; one that cannot even do that is ended by systemd.
+        WatchdogSec = supervisor.lease_ttl_s + 10;
 
         # Registered memory is locked memory: with the default limit ibv_reg_mr fails with ENOMEM here, and the peer is
         # blamed for a closed connection.
@@ -71,7 +71,6 @@ in
         CacheDirectory = "dsv41/engine";
         # With "-": for a number that is not this node's the program says so, not the sandbox.
         ReadWritePaths = [ "-${node.path supervisor.run_dir}/rank-%i" ];
-        LoadCredential = [ (node.credential "fleet.key_file" cfg.settings.fleet.key_file) ];
         LogExtraFields = node.logFields [ "DSV41_RANK=%i" ];
         SyslogIdentifier = "dsv41-rank-%i";
       };

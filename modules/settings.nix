@@ -66,7 +66,7 @@ in
             passAsFile = [ "settings" ];
           }
           ''
-            ${lib.getExe cfg.package} check-config --settings "$settingsPath"
+            ${lib.getExe cfg.package} check-config "$settingsPath"
             cp "$settingsPath" "$out"
           '';
     };

@@ -33,7 +33,7 @@ in
       };
     })
 
-    (lib.mkIf (nfs && !node.isHead) {
+    (lib.mkIf (nfs && !node.isHead && servers != [ ]) {
       boot.supportedFilesystems = [ "nfs" ];
       fileSystems.${checkpoint} = {
         # An address, not a name: no resolver is needed to boot.

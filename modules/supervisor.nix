@@ -42,7 +42,6 @@ in
         RestartSec = 2;
         # 78: misconfigured. Starting again would say the same thing again.
         RestartPreventExitStatus = 78;
-        WatchdogSec = supervisor.lease_ttl_s;
 
         # Root: it starts units over the system bus and kills a rank by pid. What root may do is cut down to that, and
         # to reading what other processes hold and what the kernel logs.
@@ -62,15 +61,16 @@ in
           runDir
           stateDir
         ];
-        LoadCredential = [ (node.credential "fleet.key_file" fleet.key_file) ];
         LogExtraFields = node.logFields [ "DSV41_RANK=${toString node.this.rank}" ];
         SyslogIdentifier = "dsv41-supervisor";
       };
     };
 
-    # One directory a rank: the plan is written there, the engine's processes report there.
+    # The rank's plan and the engine's reports have a directory of their own; packing leaves its progress beside it.
+    # The fleet key is read by supervisor, rank and gateway; the program refuses one that everybody can read.
     systemd.tmpfiles.rules = [
-      "d ${runDir} 0755 root root -"
+      "z ${node.path fleet.key_file} 0640 root dsv41 -"
+      "d ${runDir} 2775 root dsv41 -"
       "d ${runDir}/rank-${toString node.this.rank} 2770 dsv41 dsv41 -"
       "d ${stateDir} 0750 root root -"
     ];

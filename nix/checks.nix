@@ -14,7 +14,7 @@ let
         passAsFile = [ "settings" ];
       }
       ''
-        ${dsv41} check-config --settings "$settingsPath"
+        ${dsv41} check-config "$settingsPath"
         touch "$out"
       '';
 in
@@ -25,7 +25,7 @@ in
     pkgs.runCommand "dsv41-settings-schema-is-fresh" { committed = ../modules/settings.schema.json; }
       ''
         ${dsv41} schema | diff -u "$committed" - || {
-          echo "modules/settings.schema.json is stale. Run: dsv41 schema > modules/settings.schema.json" >&2
+          echo "modules/settings.schema.json is stale. Run: make schema" >&2
           exit 1
         }
         touch "$out"

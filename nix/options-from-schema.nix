@@ -196,24 +196,35 @@ let
         "maxProperties"
       ] node;
       patterns = lib.attrNames (n.patternProperties or { });
-      pattern = lib.head patterns;
-      posix = toPosix where pattern;
-      named =
-        types.addCheck (types.attrsOf (typeOf "${where}.<name>" n.patternProperties.${pattern})) (
-          value: lib.all (name: builtins.match posix name != null) (lib.attrNames value)
-        )
-        // {
-          description = "attribute set whose names match ${pattern}";
-        };
     in
     if n ? properties then
       types.submodule { options = optionsOf where (closed where n); }
     else if lib.length patterns == 1 then
-      builtins.seq posix named
+      # The pattern itself is applied by `wholeChecked`; here it must only be one that can be.
+      builtins.seq (toPosix where (lib.head patterns)) (
+        types.attrsOf (typeOf' "${where}.<name>" n.patternProperties.${lib.head patterns})
+      )
     else if lib.isAttrs (n.additionalProperties or null) && patterns == [ ] then
-      types.attrsOf (typeOf "${where}.<name>" n.additionalProperties)
+      types.attrsOf (typeOf' "${where}.<name>" n.additionalProperties)
     else
       refuse where "an object without a type for its values";
+
+  # Rules on a container as a whole, which `optionOf` checks and no type can: nixpkgs rebuilds a type that holds
+  # submodules, and a check added to it is lost on the way.
+  wholeRules = [
+    "patternProperties"
+    "minProperties"
+    "maxProperties"
+    "minItems"
+    "maxItems"
+  ];
+  # A type inside another container's, where there is no option to hold such rules.
+  typeOf' =
+    where: node:
+    if lib.any (rule: resolve where node ? ${rule}) wholeRules then
+      refuse where "a limit on the names or the number of entries of a container in a container"
+    else
+      typeOf where node;
 
   typeOf =
     where: node':
@@ -238,7 +249,7 @@ let
         number = numberType where types.number "number" node;
         string = stringType where node;
         array = types.listOf (
-          typeOf "${where}.<item>" (
+          typeOf' "${where}.<item>" (
             only where [
               "type"
               "items"
@@ -252,20 +263,27 @@ let
       .${node.type or (refuse where "a value without a type")}
         or (refuse where "no NixOS type for the type ${node.type}");
 
-  # Sizes are counted over all definitions together, after they are merged.
-  sized =
+  # Looked at after all definitions are merged, so that modules may each add their part.
+  wholeChecked =
     where: node: value:
     let
-      size = if lib.isList value then lib.length value else lib.length (lib.attrNames value);
+      names = lib.attrNames value;
+      size = if lib.isList value then lib.length value else lib.length names;
       low = node.minProperties or node.minItems or 0;
       high = node.maxProperties or node.maxItems or null;
+      pattern = lib.head (lib.attrNames node.patternProperties);
+      misnamed = lib.filter (name: builtins.match (toPosix where pattern) name == null) names;
     in
-    if value == null || (size >= low && (high == null || size <= high)) then
-      value
-    else
+    if value == null then
+      null
+    else if size < low || (high != null && size > high) then
       throw "services.dsv41.settings.${where} has ${toString size} entries, expected ${
         if high == null then "at least ${toString low}" else "${toString low} to ${toString high}"
-      }.";
+      }."
+    else if node ? patternProperties && misnamed != [ ] then
+      throw "services.dsv41.settings.${where} has the name ${lib.head misnamed}, expected names that match ${pattern}."
+    else
+      value;
 
   # An object that is always there is a set of options rather than one option of type submodule, so that a condition on
   # one of its fields (the profiles') does not need the value of all the others.
@@ -275,12 +293,11 @@ let
     where: required: node':
     let
       node = resolve where node';
-      hasSize = lib.any (keyword: node ? ${keyword}) [
-        "minProperties"
-        "maxProperties"
-        "minItems"
-        "maxItems"
-      ];
+      # The container itself where null is allowed in its place.
+      container = resolve where (
+        lib.head (lib.filter (variant: variant != { type = "null"; }) (node.anyOf or [ node ]))
+      );
+      hasWholeRule = lib.any (rule: container ? ${rule}) wholeRules;
     in
     if isSection node then
       optionsOf where (closed where node)
@@ -291,7 +308,7 @@ let
           inherit (node) description;
         }
         // lib.optionalAttrs (node ? examples) { example = lib.head node.examples; }
-        // lib.optionalAttrs hasSize { apply = sized where node; }
+        // lib.optionalAttrs hasWholeRule { apply = wholeChecked where container; }
         // (
           if node ? default then
             { inherit (node) default; }

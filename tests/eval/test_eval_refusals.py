@@ -45,7 +45,8 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
     "node_name_with_capitals": (
         TRIANGLE,
         "set.fleet.nodes.Spark4 = { rank = 3; };",
-        "is not of type `attribute set whose names match ^[a-z][a-z0-9-]{0,30}$'",
+        "services.dsv41.settings.fleet.nodes has the name Spark4, "
+        "expected names that match ^[a-z][a-z0-9-]{0,30}$.",
     ),
     "no_nodes": (
         None,
@@ -133,6 +134,17 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         SWITCHED,
         'set.engine.profile = lib.mkForce "tp5"; set.engine.parallelism.tp_size = 4;',
         "engine.profile is tp5; the measured profiles are tp3, tp4. Use one, or null.",
+    ),
+    "no_head": (
+        SWITCHED,
+        "set.fleet.nodes.spark1.rank = lib.mkForce 4;",
+        "fleet.nodes.*.rank are 1, 2, 3, 4, expected 0, 1, 2, 3.",
+    ),
+    "share_without_a_rail_to_the_head_seen_from_the_worker": (
+        SWITCHED,
+        'set.share.mode = "nfs"; set.fleet.nodes.spark3.rails = lib.mkForce { }; '
+        'machine.networking.hostName = "spark3";',
+        "share.mode is nfs, but spark3 has no rail to the head spark1.",
     ),
     "machine_outside_the_fleet": (
         TRIANGLE,

@@ -23,7 +23,7 @@ RENDERED = """
       exports = c.services.nfs.server.exports;
       "tmpfiles.conf" = lib.concatMapStringsSep "" (rule: rule + "\\n") c.systemd.tmpfiles.rules;
       "input.nft" = c.networking.firewall.extraInputRules;
-      fstab = lib.concatStringsSep "" (lib.mapAttrsToList (path: fs:
+      fstab = lib.concatStringsSep "" (lib.mapAttrsToList (path: fs: lib.optionalString (path != "/")
         "${fs.device} ${path} ${fs.fsType} ${lib.concatStringsSep "," fs.options}\\n") c.fileSystems);
     }
   ) flake.nixosConfigurations
@@ -73,7 +73,7 @@ def test_rank_0_on_the_head_waits_for_readiness_and_is_restarted_by_nobody(
         "Type=notify",
         "Restart=no",
         "TimeoutStartSec=infinity",
-        "WatchdogSec=20",
+        "WatchdogSec=30",
         "X-RestartIfChanged=false",
         "LimitMEMLOCK=infinity",
         "OOMScoreAdjust=500",

@@ -22,7 +22,7 @@ let
     address = option (types.listOf types.str) [ ];
   };
 
-  show = value: if lib.isBool value then (if value then "yes" else "no") else toString value;
+  show = value: if lib.isBool value then lib.toJSON value else toString value;
   section =
     name: keys: more:
     lib.optionalString (keys != { } || more != "") ''

@@ -85,16 +85,30 @@ let
       lib.concatMapStringsSep "" (value: "${name}=${show value}\n") values
     ) (lib.attrNames keys);
 
+  flags =
+    unit:
+    lib.optionalString unit.reloadIfChanged "X-ReloadIfChanged=true\n"
+    + lib.optionalString (!unit.restartIfChanged) "X-RestartIfChanged=false\n"
+    + lib.optionalString (!unit.stopIfChanged) "X-StopIfChanged=false\n";
+  environment =
+    variables:
+    lib.concatMapStringsSep "" (
+      name:
+      lib.optionalString (
+        variables.${name} != null
+      ) "Environment=${lib.toJSON "${name}=${toString variables.${name}}"}\n"
+    ) (lib.attrNames variables);
+  install =
+    unit:
+    lib.optionalString (
+      unit.wantedBy != [ ]
+    ) "\n[Install]\nWantedBy=${toString unit.wantedBy}\n";
+
   unitText = unit: ''
     [Unit]
     ${section unit.unitConfig}
     [Service]
-    ${lib.concatMapStringsSep "" (
-      name:
-      lib.optionalString (
-        unit.environment.${name} != null
-      ) "Environment=${lib.toJSON "${name}=${toString unit.environment.${name}}"}\n"
-    ) (lib.attrNames unit.environment)}${lib.optionalString unit.reloadIfChanged "X-ReloadIfChanged=true\n"}${lib.optionalString (!unit.restartIfChanged) "X-RestartIfChanged=false\n"}${lib.optionalString (!unit.stopIfChanged) "X-StopIfChanged=false\n"}${section unit.serviceConfig}'';
+    ${environment unit.environment}${flags unit}${section unit.serviceConfig}${install unit}'';
 in
 {
   options.systemd.services = option (types.attrsOf (types.submodule service)) { };
