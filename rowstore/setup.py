@@ -1,8 +1,9 @@
 """Build the Cython modules; everything else is in pyproject.toml.
 
 Switches, all environment variables because pip passes no arguments:
-  DSV41_ROWSTORE_DEBUG=1        bounds checks and no optimisation
+  DSV41_ROWSTORE_DEBUG=1        debug information, little optimisation
   DSV41_ROWSTORE_SANITIZE=LIST  e.g. address,undefined (run the tests under LD_PRELOAD=libasan.so)
+Bounds checks stay on for Python objects and memory views: the paths that must be fast use pointers.
 Compiler flags that name a directory (-ffile-prefix-map) belong in CFLAGS, never here: Cython copies
 `extra_compile_args` into the C file, which would put the build directory into the wheel.
 """
@@ -82,9 +83,6 @@ setup(
         extensions(),
         compiler_directives={
             "language_level": 3,
-            "boundscheck": DEBUG,
-            "wraparound": False,
-            "initializedcheck": DEBUG,
             "cdivision": True,
             "embedsignature": True,
         },

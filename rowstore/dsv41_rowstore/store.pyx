@@ -1,194 +1,175 @@
-"""RowStore: owns the files, drops the GIL, turns a status into an exception."""
+"""RowStore: owns the files and the engine, drops the GIL, turns a status into an exception."""
+cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.errno cimport EINTR, EIO, errno
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EFAULT, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
-from posix.types cimport off_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+from posix.unistd cimport close
 
+import errno
 import os
+from array import array
+
+from dsv41_rowstore.atomics cimport rs_acquire32, rs_counted64
+from dsv41_rowstore.cache cimport SCALE_BYTES, WEIGHT_BYTES, cache_close, cache_open
+from dsv41_rowstore.core cimport (
+    MAX_SPANS, MAX_THREADS, RS_CANCELLED, RS_CLOSED, RS_FORKED, RS_IO, RS_NO_MEMORY, RS_OK, RS_OUT_OF_RANGE,
+    RS_RUNNING, RS_SHORT, rs_fault, rs_io_counts, rs_job, rs_layer, rs_span, rs_status, rs_store,
+)
+from dsv41_rowstore.gather cimport (
+    gather_begin, gather_cancel, gather_drain, gather_event_fd, gather_fork_generation, gather_wait,
+    gather_watch_forks, layer_spans,
+)
+from dsv41_rowstore.jobs cimport job_release, jobs_close, jobs_open
+from dsv41_rowstore.reader cimport reader_abandon, reader_close, reader_open
+from dsv41_rowstore.ring cimport RS_AIO, RS_THREADS, RS_URING, rs_engine
 
 from dsv41_rowstore.errors import RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
-from dsv41_rowstore.layout import Partition, read_header
+from dsv41_rowstore.layout import PAGE_BYTES, ROW_BYTES, Partition, read_header
+from dsv41_rowstore.packer import verify_rows
 
-cdef extern from "unistd.h" nogil:
-    ssize_t pread(int fd, void *buffer, size_t n, off_t offset) noexcept
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void **p, size_t alignment, size_t n) noexcept
+cdef extern from "ring.h" nogil:
+    int rs_dio_align(int fd, unsigned *memory, unsigned *offset) noexcept
 
-cdef enum:
-    ROW = 264
-    WEIGHT = 256
-    SCALE = 8
-    PAGE = 4096
+cdef dict _ENGINES = {"uring": RS_URING, "aio": RS_AIO, "threads": RS_THREADS}
+cdef int64_t _ALL_TIME = -1
 
-cdef enum rs_status:
-    RS_OK = 0
-    RS_OUT_OF_RANGE = 1
-    RS_IO = 2
-    RS_SHORT = 3
-    RS_NO_MEMORY = 4
-
-cdef struct rs_span:
-    int64_t start
-    int64_t stop
-    int64_t local
-
-cdef struct rs_layer:
-    int fd
-    int n_spans
-    int64_t table_rows
-    rs_span spans[64]
-
-cdef struct rs_fault:
-    rs_status status
-    int64_t position
-    int64_t row
-    int64_t offset
-    int error
-
-cdef struct rs_counts:
-    uint64_t lookups
-    uint64_t owned
-    uint64_t duplicates
-    uint64_t reads
-    uint64_t bytes
+if gather_watch_forks() != 0:
+    raise ImportError("dsv41_rowstore: pthread_atfork failed; out of memory")
 
 
-cdef int64_t to_local(const rs_layer *layer, int64_t row) noexcept nogil:
-    cdef int i
-    for i in range(layer.n_spans):
-        if row < layer.spans[i].start:
-            return -1
-        if row < layer.spans[i].stop:
-            return layer.spans[i].local + row - layer.spans[i].start
-    return -1
+@cython.no_gc_clear
+cdef class Buffers:
+    cdef int hold(self, object ids, object out_weight, object out_scale) except -1:
+        PyObject_GetBuffer(ids, &self.views[0], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+        self.held = 1
+        if self.views[0].itemsize != 8 or (self.views[0].format or b"B") not in (b"q", b"l", b"<q", b"<l", b"=q"):
+            raise TypeError(f"ids must be int64, got {(self.views[0].format or b'B').decode()}")
+        self.n_ids = self.views[0].len // 8
+        if self.n_ids >> 31:
+            raise ValueError(f"{self.n_ids} ids in one call, at most {(1 << 31) - 1}")
+        PyObject_GetBuffer(out_weight, &self.views[1], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        self.held = 2
+        PyObject_GetBuffer(out_scale, &self.views[2], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        self.held = 3
+        if self.views[1].len != self.n_ids * WEIGHT_BYTES or self.views[2].len != self.n_ids * SCALE_BYTES:
+            raise ValueError(
+                f"for {self.n_ids} ids out_weight needs {self.n_ids * WEIGHT_BYTES} bytes and out_scale "
+                f"{self.n_ids * SCALE_BYTES}, got {self.views[1].len} and {self.views[2].len}"
+            )
+        return 0
+
+    cdef void drop(self) noexcept:
+        cdef int i
+        for i in range(self.held):
+            PyBuffer_Release(&self.views[i])
+        self.held = 0
+
+    def __dealloc__(self):
+        self.drop()
 
 
-cdef rs_status read_row(int fd, int64_t local, uint8_t *pages, rs_fault *fault, rs_counts *counts) noexcept nogil:
-    """One aligned read of the one or two pages that hold the row; the file is padded, so never short."""
-    cdef int64_t at = PAGE + local * ROW
-    cdef int64_t low = at & ~<int64_t>(PAGE - 1)
-    cdef int64_t high = (at + ROW + PAGE - 1) & ~<int64_t>(PAGE - 1)
-    cdef ssize_t got
-    cdef int tries = 0
-    while True:
-        got = pread(fd, pages, high - low, low)
-        if got == high - low:
-            counts.reads += 1
-            counts.bytes += high - low
-            return RS_OK
-        if got < 0 and errno == EINTR:
-            continue
-        tries += 1
-        if tries == 2:
-            fault.offset = at
-            fault.error = errno if got < 0 else 0
-            return RS_IO if got < 0 else RS_SHORT
-
-
-cdef rs_status gather_rows(const rs_layer *layer, const int64_t *ids, size_t n, uint8_t *weight, uint8_t *scale,
-                           rs_fault *fault, rs_counts *counts) noexcept nogil:
-    cdef size_t i, slot, first, size = 16
-    cdef int64_t local
-    cdef uint32_t *table = NULL
-    cdef uint8_t *pages = NULL
-    cdef uint8_t *row
-    cdef rs_status status = RS_OK
-    for i in range(n):
-        if ids[i] < 0 or ids[i] >= layer.table_rows:
-            fault.position = i
-            fault.row = ids[i]
-            return RS_OUT_OF_RANGE
-    while size < 2 * n:
-        size *= 2
-    table = <uint32_t *>calloc(size, sizeof(uint32_t))
-    if table == NULL or posix_memalign(<void **>&pages, PAGE, 2 * PAGE) != 0:
-        free(table)
-        return RS_NO_MEMORY
-    counts.lookups += n
-    for i in range(n):
-        local = to_local(layer, ids[i])
-        if local < 0:
-            memset(weight + i * WEIGHT, 0, WEIGHT)
-            memset(scale + i * SCALE, 0, SCALE)
-            continue
-        counts.owned += 1
-        slot = (<uint64_t>local * <uint64_t>0x9E3779B97F4A7C15) >> 20 & (size - 1)
-        while table[slot] != 0 and ids[table[slot] - 1] != ids[i]:
-            slot = (slot + 1) & (size - 1)
-        if table[slot] != 0:
-            first = table[slot] - 1
-            memcpy(weight + i * WEIGHT, weight + first * WEIGHT, WEIGHT)
-            memcpy(scale + i * SCALE, scale + first * SCALE, SCALE)
-            counts.duplicates += 1
-            continue
-        status = read_row(layer.fd, local, pages, fault, counts)
-        if status != RS_OK:
-            fault.position = i
-            fault.row = ids[i]
-            break
-        table[slot] = i + 1
-        row = pages + ((PAGE + local * ROW) & (PAGE - 1))
-        memcpy(weight + i * WEIGHT, row, WEIGHT)
-        memcpy(scale + i * SCALE, row + WEIGHT, SCALE)
-    free(table)
-    free(pages)
-    return status
-
-
+@cython.no_gc_clear
 cdef class Job:
-    """A submitted gather. In this version it is finished when `submit` returns."""
-    cdef object _error
-    cdef int _fd
+    """A gather in flight. It holds its three buffers until it is done; dropping it cancels it and waits.
 
-    def __cinit__(self):
-        self._fd = -1
+    Threads: `wait` and `done` from any, others from one at a time. `fileno` is readable once the job is done, for
+    `loop.add_reader` and `select`; do not read from it or close it.
+    """
 
     def __init__(self):
         raise TypeError("a Job is made by RowStore.submit")
 
-    def wait(self, timeout_s=None):
-        if self._error is not None:
-            raise self._error
-
     def done(self):
-        return True
+        return rs_acquire32(&self._job.done) != 0
+
+    def wait(self, timeout_s=None):
+        """Wait until every row is in its place.
+
+        Raises: TimeoutError (the job goes on), StoreCorrupt (row, offset, errno), RowStoreError (cancelled, forked).
+        """
+        cdef int64_t timeout_ns = -1 if timeout_s is None else max(0, <int64_t>(timeout_s * 1e9))
+        cdef rs_status status
+        cdef bint interrupted = False
+        while True:
+            with nogil:
+                status = gather_wait(self._job, timeout_ns, &interrupted)
+            if status != RS_RUNNING or not interrupted:
+                break
+            PyErr_CheckSignals()
+        if status == RS_RUNNING:
+            raise TimeoutError(f"rows of layer {self._layer} did not arrive in {timeout_s} s")
+        if status != RS_FORKED:
+            self._buffers.drop()
+        if status != RS_OK:
+            raise self._store.error(self._layer, status, &self._job.fault)
+
+    def cancel(self):
+        """Start no more reads for this job and wait for those under way; what the outputs hold then is undefined."""
+        if not self.done() and gather_fork_generation() == self._store._store.fork_generation:
+            with nogil:
+                gather_cancel(self._job)
+                gather_wait(self._job, _ALL_TIME, NULL)
+        self._buffers.drop()
 
     def fileno(self):
-        if self._fd < 0:
-            self._fd = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        return self._fd
+        cdef int fd = self._job.event_fd
+        if fd < 0:
+            fd = gather_event_fd(self._job)
+            if fd < 0:
+                raise OSError(-fd, os.strerror(-fd))
+        return fd
 
     def __dealloc__(self):
-        if self._fd >= 0:
-            os.close(self._fd)
+        cdef rs_job *job = self._job
+        if job == NULL or gather_fork_generation() != job.store.fork_generation:
+            return
+        if rs_acquire32(&job.done) == 0:
+            with nogil:
+                gather_cancel(job)
+                gather_wait(job, _ALL_TIME, NULL)
+        job_release(job)
 
 
 cdef class RowStore:
-    """This rank's rows of every Engram layer, by global id."""
-    cdef rs_layer *_layers
-    cdef dict _index
-    cdef dict _paths
-    cdef rs_counts _counts
-    cdef bint _open
+    """This rank's rows of every Engram layer, by global id: read once, exactly, and kept while there is room.
+
+    One store per process serves all layers: they share one I/O thread, so their misses overlap. `cache_bytes` is
+    the whole budget, divided among the layers by their rows; nothing is allocated beyond it but about 3 MiB.
+    Threads: any number of callers at once; every read and wait drops the GIL.
+    """
 
     def __init__(self):
         raise TypeError("use RowStore.open")
 
     @staticmethod
-    def open(paths, *, rank, world_size, partition, revision=None, cache_bytes=0, ways=16, engine="auto"):
-        """Open packed files (layer → path) of one rank; refuses files of anything else, naming both values."""
+    def open(paths, *, rank, world_size, partition, revision=None, cache_bytes=0, ways=16, engine="auto", direct=None,
+             read_bytes=None, queue_depth=128, threads=16, verify_segments=1):
+        """Open packed files (layer → path) of one rank.
+
+        `engine`: uring, aio, threads, or auto: the first of these that reads a row of every file correctly.
+        `direct`: True O_DIRECT only, False through the page cache, None whichever works, direct first.
+        `read_bytes`: size and alignment of a read; None takes the larger of the file system's direct alignment
+        and the drive's physical block. 512 transfers less, and is no faster where operations are the limit.
+        `verify_segments`: random segments of each file compared with their checksum before anything is served.
+        Raises: RowFileRefused (a file of something else, both values named), StoreCorrupt, RowStoreError.
+        """
         cdef RowStore self = RowStore.__new__(RowStore)
+        if engine != "auto" and engine not in _ENGINES:
+            raise ValueError(f"engine is {engine!r}, expected auto, {', '.join(_ENGINES)}")
+        if not 1 <= ways <= 16 or cache_bytes < 0 or not 1 <= queue_depth <= 128 or not 1 <= threads <= MAX_THREADS:
+            raise ValueError(
+                f"ways {ways} (1 to 16), cache_bytes {cache_bytes} (0 or more), queue_depth {queue_depth} (1 to 128), "
+                f"threads {threads} (1 to {MAX_THREADS})"
+            )
+        if not paths:
+            raise ValueError("no packed files given")
         wanted = Partition(partition)
-        self._index, self._paths = {}, {}
-        self._open = True
-        self._layers = <rs_layer *>calloc(max(1, len(paths)), sizeof(rs_layer))
-        if self._layers == NULL:
-            raise MemoryError
-        cdef int i = 0
+        headers = {}
         for layer, path in paths.items():
-            header = read_header(path)
+            headers[layer] = header = read_header(path)
             for what, got, want in (
                 ("layer", header.layer, layer),
                 ("rank", header.rank, rank),
@@ -201,94 +182,266 @@ cdef class RowStore:
                         f"{os.fspath(path)} is for {what} {got}, expected {what} {want}",
                         hint="Pack this rank's rows again (dsv41 pack), or correct the settings.",
                     )
-            try:
-                self._layers[i].fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-            except OSError:
-                self._layers[i].fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._layers[i].table_rows = header.table_rows
-            for span in header.spans:
-                self._layers[i].spans[self._layers[i].n_spans] = rs_span(span.start, span.stop, span.local)
-                self._layers[i].n_spans += 1
-            self._index[layer] = i
-            self._paths[layer] = os.fspath(path)
-            i += 1
+            if verify_segments:
+                verify_rows(path, sample=verify_segments)
+        self._set_up(paths, headers, cache_bytes, ways)
+        self._choose(engine, direct, read_bytes, queue_depth, threads)
         return self
 
-    def gather(self, layer, ids, out_weight, out_scale):
-        """Copy the rows of `ids` (int64 [n]) into out_weight [n, 256] and out_scale [n, 8], in order."""
-        self.submit(layer, ids, out_weight, out_scale).wait()
+    def _set_up(self, paths, headers, size_t cache_bytes, uint32_t ways):
+        cdef rs_layer *layer
+        cdef uint32_t i = 0, n_spans
+        self._index, self._paths, self._report = {}, {}, {}
+        self._store = <rs_store *>calloc(1, sizeof(rs_store))
+        self._fds = <int *>calloc(len(paths), sizeof(int))
+        if self._store == NULL or self._fds == NULL:
+            raise MemoryError
+        jobs_open(self._store)
+        self._store.fork_generation = gather_fork_generation()
+        self._store.layers = <rs_layer *>calloc(len(paths), sizeof(rs_layer))
+        if self._store.layers == NULL:
+            raise MemoryError
+        all_rows = sum(header.n_rows for header in headers.values()) or 1
+        for number, path in paths.items():
+            header = headers[number]
+            layer = &self._store.layers[i]
+            layer.fd, layer.file, layer.table_rows, n_spans = -1, i, header.table_rows, 0
+            for span in header.spans:
+                layer.spans[n_spans] = rs_span(span.start, span.stop, span.local)
+                n_spans += 1
+            layer.spans[n_spans] = rs_span((1 << 63) - 1, (1 << 63) - 1, 0)
+            layer_spans(layer)
+            self._store.n_layers = i + 1
+            if cache_open(&layer.cache, cache_bytes * header.n_rows // all_rows, ways) != 0:
+                raise MemoryError(f"no memory for a row cache of {cache_bytes} bytes; lower pack.cache_bytes")
+            self._index[number], self._paths[number] = i, os.fspath(path)
+            i += 1
 
-    def submit(self, layer, ids, out_weight, out_scale):
-        cdef Job job = Job.__new__(Job)
-        cdef rs_fault fault
-        cdef rs_counts counts
-        cdef rs_status status
-        cdef Py_buffer views[3]
-        cdef int held = 0
-        cdef rs_layer *where
-        memset(&counts, 0, sizeof(counts))
-        memset(&fault, 0, sizeof(fault))
-        if not self._open:
+    def _choose(self, engine, direct, read_bytes, queue_depth, threads):
+        """Start the first engine that reads the first and last row of every file as a plain read does."""
+        engines = list(_ENGINES) if engine == "auto" else [engine]
+        modes = [True, False] if direct is None else [bool(direct)]
+        tried = []
+        for mode in modes:
+            why = self._open_files(mode)
+            if why:
+                tried.append(f"{'direct' if mode else 'buffered'}: {why}")
+                continue
+            size = self._read_size(mode, read_bytes)
+            for name in engines:
+                if name == "aio" and not mode:
+                    tried.append("aio buffered: the kernel would make every submission wait")
+                    continue
+                why = self._start(name, size, queue_depth, threads)
+                tried.append(f"{name} {'direct' if mode else 'buffered'}: {why or 'ok'}")
+                if not why:
+                    self._is_open = True
+                    self._report = {
+                        "engine": name,
+                        "direct": mode,
+                        "read_bytes": size,
+                        "queue_depth": self._store.reader.n_slots,
+                        "registered_files": bool(self._store.reader.fixed_files),
+                        "registered_buffers": bool(self._store.reader.fixed_buffer),
+                        "cache_bytes": sum(self._store.layers[i].cache.block_bytes for i in range(self._store.n_layers)),
+                        "tried": tried,
+                    }
+                    return
+        raise RowStoreError(
+            f"no engine can read {', '.join(self._paths.values())} ({'; '.join(tried)})",
+            hint="Check that the file system is local, and that seccomp allows preadv.",
+        )
+
+    def _open_files(self, direct):
+        cdef uint32_t i
+        self._close_files()
+        for number, path in self._paths.items():
+            i = self._index[number]
+            try:
+                self._fds[i] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+            except OSError as error:
+                return error.strerror
+            self._store.layers[i].fd = self._fds[i]
+            if not direct:
+                os.posix_fadvise(self._fds[i], 0, 0, os.POSIX_FADV_RANDOM)  # no readahead around a row
+        return None
+
+    cdef void _close_files(self) noexcept:
+        cdef uint32_t i
+        for i in range(self._store.n_layers):
+            if self._store.layers[i].fd >= 0:
+                close(self._store.layers[i].fd)
+            self._store.layers[i].fd = -1
+
+    def _read_size(self, direct, asked):
+        cdef unsigned memory = 0, offset = 0
+        needed = 512
+        if direct:
+            for i in range(self._store.n_layers):
+                if rs_dio_align(self._fds[i], &memory, &offset) == 0 and offset:
+                    needed = max(needed, memory, offset)
+        if asked is None:
+            return max(needed, _physical_block(self._fds[0])) if direct else PAGE_BYTES
+        if asked & (asked - 1) or not needed <= asked <= 65536:
+            raise ValueError(f"read_bytes is {asked}, expected a power of two from {needed} to 65536")
+        return asked
+
+    def _start(self, name, uint32_t size, uint32_t depth, uint32_t threads):
+        """None, or why this engine does not work here."""
+        cdef rs_engine engine = _ENGINES[name]
+        cdef int problem
+        with nogil:
+            problem = reader_open(&self._store.reader, engine, self._fds, self._store.n_layers, size, depth, threads)
+        if problem != 0:
+            return os.strerror(problem)
+        self._is_open = True
+        try:
+            for number, i in self._index.items():
+                self._compare_ends(number, self._paths[number])
+        except StoreCorrupt as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM):
+                raise
+            with nogil:
+                reader_close(&self._store.reader)
+            self._is_open = False
+            return os.strerror(error.errno)
+        memset(&self._store.counts, 0, sizeof(self._store.counts))
+        memset(&self._store.reader.counts, 0, sizeof(rs_io_counts))
+        return None
+
+    def _compare_ends(self, number, path):
+        header = read_header(path)
+        if not header.n_rows:
+            return
+        ids = [header.spans[0].start, header.spans[-1].stop - 1]
+        weight, scale = bytearray(2 * WEIGHT_BYTES), bytearray(2 * SCALE_BYTES)
+        self.gather(number, array("q", ids), weight, scale)
+        with open(path, "rb") as file:
+            for i, local in enumerate((0, header.n_rows - 1)):
+                row = os.pread(file.fileno(), ROW_BYTES, PAGE_BYTES + local * ROW_BYTES)
+                if row != weight[i * WEIGHT_BYTES:(i + 1) * WEIGHT_BYTES] + scale[i * SCALE_BYTES:(i + 1) * SCALE_BYTES]:
+                    raise RowStoreError(
+                        f"row {local} of {path} differs between a plain read and this engine's",
+                        hint="This is a bug in the kernel, the file system or the row store; set pack.engine to threads.",
+                    )
+
+    @property
+    def report(self):
+        """What was chosen at open: engine, direct, read_bytes, queue_depth, registered_*, cache_bytes, tried."""
+        return dict(self._report)
+
+    cdef rs_layer *layer_of(self, object layer) except NULL:
+        if not self._is_open:
             raise RowStoreError("the row store is closed", hint="Open it again with RowStore.open.")
-        if layer not in self._index:
+        index = self._index.get(layer)
+        if index is None:
             raise RowStoreError(
                 f"layer {layer} is not open (open layers: {sorted(self._index)})", hint="Open its packed file too."
             )
-        where = &self._layers[<int>self._index[layer]]
-        try:
-            PyObject_GetBuffer(ids, &views[0], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-            held = 1
-            PyObject_GetBuffer(out_weight, &views[1], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-            held = 2
-            PyObject_GetBuffer(out_scale, &views[2], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-            held = 3
-            n = views[0].len // 8
-            if views[0].itemsize != 8 or (views[0].format or b"B") not in (b"q", b"l", b"<q", b"=q"):
-                raise TypeError("ids must be int64")
-            if views[1].len != n * WEIGHT or views[2].len != n * SCALE:
-                raise ValueError(
-                    f"for {n} ids out_weight needs {n * WEIGHT} bytes and out_scale {n * SCALE}, "
-                    f"got {views[1].len} and {views[2].len}"
-                )
-            with nogil:
-                status = gather_rows(where, <int64_t *>views[0].buf, views[0].len // 8, <uint8_t *>views[1].buf,
-                                     <uint8_t *>views[2].buf, &fault, &counts)
-        finally:
-            for i in range(held):
-                PyBuffer_Release(&views[i])
-        self._counts.lookups += counts.lookups
-        self._counts.owned += counts.owned
-        self._counts.duplicates += counts.duplicates
-        self._counts.reads += counts.reads
-        self._counts.bytes += counts.bytes
+        return &self._store.layers[<uint32_t>index]
+
+    cdef object error(self, object layer, rs_status status, const rs_fault *fault):
         if status == RS_OUT_OF_RANGE:
-            raise RowOutOfRange(layer, fault.row, fault.position, where.table_rows)
+            n_rows = self._store.layers[<uint32_t>self._index[layer]].table_rows
+            return RowOutOfRange(layer, fault.row, fault.position, n_rows)
         if status == RS_NO_MEMORY:
-            raise MemoryError
-        if status != RS_OK:
-            reason = os.strerror(fault.error) if status == RS_IO else "the file ends there"
-            job._error = StoreCorrupt(
-                f"reading row {fault.row} of {self._paths[layer]} at byte {fault.offset} failed: {reason}",
-                hint="Check the drive (dmesg, smartctl), then pack again (dsv41 pack).",
-                path=self._paths[layer], row=fault.row, offset_bytes=fault.offset, errno=fault.error,
+            return MemoryError("no memory for a row store job")
+        if status == RS_CLOSED:
+            return RowStoreError("the row store is closed", hint="Open it again with RowStore.open.")
+        if status == RS_FORKED:
+            return RowStoreError(
+                "the row store was opened before a fork, its I/O thread is the parent's",
+                hint="Open it in the process that uses it, after the fork.",
             )
+        if status == RS_CANCELLED:
+            return RowStoreError(f"the rows of layer {layer} were cancelled", hint="Submit them again.")
+        path = self._paths[layer]
+        why = "the file ends there" if status == RS_SHORT else os.strerror(fault.error)
+        return StoreCorrupt(
+            f"reading row {fault.row} of {path} at byte {fault.offset_bytes} failed: {why}{self._changed(layer)}",
+            hint="Check the drive (dmesg, smartctl), then pack again (dsv41 pack).",
+            path=path, row=fault.row, offset_bytes=fault.offset_bytes, errno=fault.error or None,
+        )
+
+    def _changed(self, layer):
+        """After a failed read: did somebody cut or exchange the file?"""
+        try:
+            ours = os.fstat(self._fds[<uint32_t>self._index[layer]])
+            there = os.stat(self._paths[layer])
+        except OSError as error:
+            return f" (and {error.strerror.lower()} on looking at it again)"
+        if not os.path.samestat(ours, there):
+            return " (another file has taken its name since it was opened)"
+        try:
+            expected = read_header(self._paths[layer]).file_bytes
+        except (RowFileRefused, StoreCorrupt) as error:
+            return f" (since it was opened it changed: {error.what})"
+        return "" if ours.st_size == expected else f" (it is {ours.st_size} bytes long now)"
+
+    def submit(self, layer, ids, out_weight, out_scale):
+        """Start copying rows by id into the outputs, in order; repeated ids are read once.
+
+        Shapes: ids [n] int64, global ids of that layer's table; out_weight [n, 256], out_scale [n, 8] bytes. Any
+        writable C-contiguous buffers; they may not change or be looked at until the job is done.
+        Rows of other ranks are zeros. Returns a Job; hits are in place already, misses arrive while it runs.
+        Raises: RowOutOfRange before anything is read or written; RowStoreError.
+        """
+        cdef rs_layer *where = self.layer_of(layer)
+        cdef Buffers buffers = Buffers.__new__(Buffers)
+        cdef Job job
+        cdef rs_job *started = NULL
+        cdef rs_fault fault
+        cdef rs_status status
+        buffers.hold(ids, out_weight, out_scale)
+        with nogil:
+            status = gather_begin(self._store, where, <int64_t *>buffers.views[0].buf, buffers.n_ids,
+                                  <uint8_t *>buffers.views[1].buf, <uint8_t *>buffers.views[2].buf, &started, &fault)
+        if status != RS_OK:
+            raise self.error(layer, status, &fault)
+        job = Job.__new__(Job)
+        job._store, job._buffers, job._layer, job._job = self, buffers, layer, started
         return job
 
+    def gather(self, layer, ids, out_weight, out_scale):
+        """submit and wait in one."""
+        cdef Job job = self.submit(layer, ids, out_weight, out_scale)
+        try:
+            job.wait()
+        except BaseException:
+            job.cancel()
+            raise
+
     def counters(self):
+        """What happened since open, as plain numbers; rows are counted once per call, reads once per device read.
+
+        lookups = ids asked; owned_rows of them this rank's; duplicates the repeated ones; hits and misses the
+        distinct rest; merged misses joined a read under way; late_hits found in the cache after all.
+        """
+        cdef rs_io_counts *io = &self._store.reader.counts
+        cdef rs_store *store = self._store
         return {
-            "lookups": self._counts.lookups,
-            "owned_rows": self._counts.owned,
-            "duplicates": self._counts.duplicates,
-            "hits": 0,
-            "device_reads": self._counts.reads,
-            "device_bytes": self._counts.bytes,
+            "jobs": rs_counted64(&store.counts.jobs),
+            "lookups": rs_counted64(&store.counts.lookups),
+            "owned_rows": rs_counted64(&store.counts.owned_rows),
+            "duplicates": rs_counted64(&store.counts.duplicates),
+            "hits": rs_counted64(&store.counts.hits),
+            "misses": rs_counted64(&store.counts.misses),
+            "merged": rs_counted64(&io.merged),
+            "late_hits": rs_counted64(&io.late_hits),
+            "device_reads": rs_counted64(&io.device_reads),
+            "device_bytes": rs_counted64(&io.device_bytes),
+            "inserted": rs_counted64(&io.inserted),
+            "evicted": rs_counted64(&io.evicted),
+            "retries": rs_counted64(&io.retries),
+            "failed_reads": rs_counted64(&io.failed_reads),
         }
 
     def close(self):
-        if self._open:
-            self._open = False
-            for i in self._index.values():
-                os.close(self._layers[<int>i].fd)
+        """Refuse new work, serve what is under way, stop the I/O thread. A second close does nothing."""
+        if self._is_open:
+            self._is_open = False
+            _stop(self._store)
+            self._close_files()
 
     def __enter__(self):
         return self
@@ -297,4 +450,39 @@ cdef class RowStore:
         self.close()
 
     def __dealloc__(self):
-        free(self._layers)
+        cdef uint32_t i
+        if self._store == NULL:
+            free(self._fds)
+            return
+        if self._is_open:
+            _stop(self._store)
+        self._close_files()
+        if gather_fork_generation() == self._store.fork_generation:
+            for i in range(self._store.n_layers):
+                cache_close(&self._store.layers[i].cache)
+            jobs_close(self._store)
+        free(self._store.layers)
+        free(self._store)
+        free(self._fds)
+
+
+cdef void _stop(rs_store *store) noexcept:
+    if gather_fork_generation() != store.fork_generation:
+        reader_abandon(&store.reader)  # the thread, the pool and the cache are the parent's
+        return
+    with nogil:
+        gather_drain(store)
+        reader_close(&store.reader)
+
+
+def _physical_block(fd):
+    """Of the drive behind a file, from sysfs; 512 when it is not a plain block device."""
+    device = os.fstat(fd).st_dev
+    base = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for place in (f"{base}/queue", f"{base}/../queue"):
+        try:
+            with open(f"{place}/physical_block_size") as file:
+                return min(int(file.read()), 65536)
+        except (OSError, ValueError):
+            continue
+    return 512
