@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from .api import Api
+from .demo.keeper import MARK
 from .errors import Dsv41Error, Exit, Stage
 from .fleet.controller import FleetController
 from .fleet.peers import read_fleet_key
@@ -22,7 +23,8 @@ from .settings import Settings, UnitBackend
 from .units import UnitStatus
 from .units.process import ProcessUnits, UnitDefinition
 
-PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_CACHE_HOME", "DSV41_SCRIPT")
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_CACHE_HOME", MARK)
+"""Nothing else of this process's environment reaches a unit. MARK is how the demo finds everything it started."""
 
 
 async def run(settings: Settings, settings_path: Path, node: str) -> int:

@@ -25,7 +25,7 @@ from .errors import Dsv41Error, Refusal, Refused, Stage
 from .fleet.lease import LeaseBook, StaleBoot
 from .journal import Event, event, fields, log
 from .pack import PROGRESS
-from .rank.health import EngineProbe, Movement, judge_arming
+from .rank.health import EngineProbe, Load, Movement, judge_arming
 from .rank.phases import Phase, stall_limit_s
 from .rank.plan import Boot, LaunchPlan, launch_plan, report_dir
 from .rank.state import RankEvent, RankState, advance
@@ -201,6 +201,8 @@ class NodeAgent:
             known.mark, known.progress_at_s = int(body["mark"]), now
             known.phase, known.fraction = Phase(body["phase"]), body.get("fraction")
             self.changes.bump()
+        if body.get("lost") and known.state not in (RankState.STOPPED, RankState.FAILED):
+            self._fail(str(body["lost"]))
         if body.get("exit_status") is not None and known.state not in (RankState.STOPPED, RankState.FAILED):
             known.exit_status = int(body["exit_status"])
             self._fail(f"the engine ended by itself ({_exit_text(known.exit_status)})", refused=known.exit_status == 78)
@@ -274,6 +276,7 @@ class NodeAgent:
         supervisor = self.settings.supervisor
         movement = Movement(self.settings.engine.stall.serving_s)
         canary_at_s = looked_at_s = 0.0
+        before: Load | None = None
         while True:
             await asyncio.sleep(TICK_S)
             watched = self._rank
@@ -294,11 +297,17 @@ class NodeAgent:
                 looked_at_s = time.monotonic()
                 load = await self.probe.load()
                 reason = movement.feed(load) if load is not None else None
-                if load is not None and load.n_running:
+                if reason is not None:
+                    # The running count is refreshed only now and then (facts of 0.5.23): a token decides.
+                    stuck = await self.probe.canary(supervisor.canary_timeout_s)
+                    reason = f"{reason}, and {stuck}" if stuck is not None else None
+                    movement = Movement(self.settings.engine.stall.serving_s)
+                elif load is not None and load.moved(before):
                     canary_at_s = time.monotonic()
-                elif reason is None and time.monotonic() - canary_at_s > supervisor.canary_period_s:
+                elif time.monotonic() - canary_at_s > supervisor.canary_period_s:
                     canary_at_s = time.monotonic()
                     reason = await self.probe.canary(supervisor.canary_timeout_s)
+                before = load
                 if reason is not None and self._rank is watched and watched.state is RankState.READY:
                     self._fail(reason)
 

@@ -16,7 +16,9 @@ from dsv41_adapters.adapter import Adapter
 from dsv41_adapters.report import ArmedReport
 
 CANARY = {"prompt": "1", "max_tokens": 1, "temperature": 0}
-_METRIC = re.compile(rb"^(sglang:(?:num_running_reqs|num_queue_reqs|generation_tokens_total))(?:\{[^}]*\})? (\S+)", re.M)
+# realtime_tokens_total moves with every decode step and prefill chunk; generation_tokens_total only when a request ends
+# (sglang 0.5.23, metrics_reporter.py report_decode_stats, metrics_collector.py:2110).
+_METRIC = re.compile(rb"^(sglang:(?:num_running_reqs|num_queue_reqs|realtime_tokens_total))(?:\{[^}]*\})? (\S+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,15 @@ def judge_arming(asked: Iterable[str], specs: Mapping[str, Adapter], reports: It
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the head's engine is doing. Counts are of this process since its start."""
+    """What the head's engine is doing. Tokens are prefilled and decoded ones since the engine's start."""
 
     n_running: int
     n_queued: int
-    generated_tokens: int
+    n_tokens: int
     at_s: float
+
+    def moved(self, before: Load | None) -> bool:
+        return before is not None and self.n_tokens != before.n_tokens
 
 
 class Movement:
@@ -79,8 +84,8 @@ class Movement:
 
     def feed(self, load: Load) -> str | None:
         """The reason for a failure, or None."""
-        if load.n_running == 0 or load.generated_tokens != self._tokens or self._moved_at_s is None:
-            self._tokens, self._moved_at_s = load.generated_tokens, load.at_s
+        if load.n_running == 0 or load.n_tokens != self._tokens or self._moved_at_s is None:
+            self._tokens, self._moved_at_s = load.n_tokens, load.at_s
             return None
         still_s = load.at_s - self._moved_at_s
         if still_s > self._limit_s:
@@ -138,7 +143,7 @@ class EngineProbe:
         return Load(
             int(sums.get(b"sglang:num_running_reqs", 0)),
             int(sums.get(b"sglang:num_queue_reqs", 0)),
-            int(sums.get(b"sglang:generation_tokens_total", 0)),
+            int(sums.get(b"sglang:realtime_tokens_total", 0)),
             time.monotonic(),
         )
 

@@ -16,7 +16,10 @@ import sys
 import time
 from collections import deque
 
+from dsv41_adapters.report import read_reports
+
 from ..atomic import write_json
+from ..demo.keeper import MARK
 from ..errors import Dsv41Error, Exit, PeerUnreachable, Stage
 from ..fleet.peers import SupervisorClient
 from ..journal import log
@@ -30,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 1.0
 ADMISSION_POLL_S = 20.0
 TERMINATE_S = 8.0
+LOST_TERMINATE_S = 1.0
+"""A rank that lost a process of its own, or its lease, has nothing to finish."""
 MAX_LINE_BYTES = 64 << 10
 _LINE_END = re.compile(rb"[\r\n]+")
 
@@ -92,6 +97,8 @@ class _Running:
         self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._lease_until_s = time.monotonic() + settings.supervisor.lease_ttl_s
         self._why = ""
+        self._watched: dict[int, int] = {}
+        """Pid of each of the engine's processes that has reported, with its pidfd."""
         self._news = asyncio.Event()
         """Set at each sign of progress, so that it is reported at once and not at the next beat."""
 
@@ -104,7 +111,7 @@ class _Running:
             "LANG": "C.UTF-8",
             **self._plan.environment,
         }
-        for passed_on in ("TMPDIR", "XDG_CACHE_HOME", "DSV41_SCRIPT"):
+        for passed_on in ("TMPDIR", "XDG_CACHE_HOME", MARK):
             if passed_on in os.environ:
                 environment.setdefault(passed_on, os.environ[passed_on])
         try:
@@ -127,7 +134,7 @@ class _Running:
             if asked:
                 if beating.done():
                     log.warning("rank %d stops: %s", self._plan.rank, self._why)
-                await self._end(engine)
+                await self._end(engine, TERMINATE_S if self._stop.is_set() else LOST_TERMINATE_S)
             # What the engine wrote last matters most; but a child that holds the pipe must not hold us.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(reading), 2)
@@ -141,15 +148,18 @@ class _Running:
             notify("STOPPING=1")
             for task in (reading, beating, stopping):
                 task.cancel()
+            for fd in self._watched.values():
+                asyncio.get_running_loop().remove_reader(fd)
+                os.close(fd)
 
-    async def _end(self, engine: asyncio.subprocess.Process) -> None:
+    async def _end(self, engine: asyncio.subprocess.Process, patience_s: float) -> None:
         """Politely, then by force. Its children die with it or are found by the unit's owner."""
         if engine.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             engine.terminate()
         try:
-            await asyncio.wait_for(engine.wait(), TERMINATE_S)
+            await asyncio.wait_for(engine.wait(), patience_s)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 engine.kill()
@@ -183,10 +193,10 @@ class _Running:
         ready = False
         while True:
             began = time.monotonic()
+            self._watch_processes()
             try:
-                answer = await self._supervisor.call(
-                    "POST", f"/rank/{self._plan.rank}/report", self._body(), timeout_s=5
-                )
+                said = self._body()
+                answer = await self._supervisor.call("POST", f"/rank/{self._plan.rank}/report", said, timeout_s=5)
             except PeerUnreachable:
                 # A supervisor may be restarted while serving; only the lease decides.
                 if time.monotonic() > self._lease_until_s:
@@ -198,8 +208,8 @@ class _Running:
                     self._why = str(error)
                     return
             else:
-                if not answer["go_on"]:
-                    self._why = str(answer.get("reason"))
+                if said["lost"] or not answer["go_on"]:
+                    self._why = self._why or str(answer.get("reason"))
                     return
                 self._lease_until_s = began + float(answer["lease_left_s"])
                 if answer["ready"] and not ready:
@@ -209,6 +219,29 @@ class _Running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
             self._news.clear()
+
+    def _watch_processes(self) -> None:
+        """Hear at once when a process of the engine dies. SGLang's launcher takes 4 to 7 s to end after its scheduler
+        was killed, and a worker's then ends with status 0 (seen with 0.5.23, 2026-11-29).
+        """
+        for report in read_reports(self._plan.document_path.parent, self._boot):
+            if report.pid in self._watched:
+                continue
+            try:
+                fd = os.pidfd_open(report.pid)
+            except ProcessLookupError:
+                self._process_died(report.role, report.pid)
+                continue
+            self._watched[report.pid] = fd
+            asyncio.get_running_loop().add_reader(fd, self._process_died, report.role, report.pid)
+
+    def _process_died(self, role: str, pid: int) -> None:
+        fd = self._watched.get(pid)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+        if not self._stop.is_set() and not self._why:
+            self._why = f"the engine's {role} (process {pid}) died"
+            self._news.set()
 
     async def _tell_exit(self, status: int) -> None:
         with contextlib.suppress(Dsv41Error):
@@ -226,4 +259,5 @@ class _Running:
             "max_total_tokens": progress.max_total_tokens,
             "memory_line": progress.memory_line,
             "last_lines": list(self._last_lines)[-N_LAST_LINES:],
+            "lost": self._why or None,
         }
