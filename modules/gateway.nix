@@ -42,6 +42,7 @@ in
         LimitNOFILE = 65536;
         OOMScoreAdjust = -500;
         PrivateDevices = true;
+        ProtectClock = true;
         ProtectHome = true;
         ProtectKernelLogs = true;
         ProtectProc = "invisible";

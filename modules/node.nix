@@ -85,12 +85,12 @@ rec {
     "DSV41_WORLD_SIZE=${toString worldSize}"
   ] ++ more;
 
-  # What every unit of ours can do without. Devices are not restricted here: ranks need GPU and RDMA devices.
+  # What every unit of ours can do without. Devices are not restricted here: ranks need GPU and RDMA devices, and the
+  # supervisor the kernel's log. Not even ProtectClock: it implies a DeviceAllow, and with it all other devices go.
   hardening = {
     LockPersonality = true;
     NoNewPrivileges = true;
     PrivateTmp = true;
-    ProtectClock = true;
     ProtectControlGroups = true;
     ProtectHome = "read-only";
     ProtectHostname = true;

@@ -35,6 +35,7 @@ in
         IOSchedulingPriority = 7;
         OOMScoreAdjust = 500;
         PrivateDevices = true;
+        ProtectClock = true;
         PrivateNetwork = true;
         ReadWritePaths = [
           directory

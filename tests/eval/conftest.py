@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import nix_runner  # noqa: E402
+import nix_runner
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ options=(
     -o APT::Update::Post-Invoke::=
     -o DPkg::Post-Invoke::=
     -o Acquire::Languages=none
+    -o Debug::NoLocking=true    # nothing of the machine's is changed, so nothing needs its lock, nor root
     -o Acquire::Retries=2
 )
 apt-get "${options[@]}" update >&2 || fail "the mirror $mirror has no readable suite $suite."

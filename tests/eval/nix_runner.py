@@ -148,12 +148,14 @@ def find() -> Path:
 
 
 def _install(script: Path, prefix: Path) -> None:
-    try:
-        done = subprocess.run(
-            [str(script), str(prefix)], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise NixUnavailable(f"{script.name} had not ended after {INSTALL_TIMEOUT_S} s ({prefix})") from None
+    # timeout(1) ends the script with all it started, and the script then removes what it had unpacked.
+    done = subprocess.run(
+        ["timeout", "--kill-after=10", str(INSTALL_TIMEOUT_S), str(script), str(prefix)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 124:
+        raise NixUnavailable(f"{script.name} had not ended after {INSTALL_TIMEOUT_S} s")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise NixUnavailable(f"{script.name} ended with {done.returncode}: {lines[-1]}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dsv41_supervisor import settings as settings_module
-from nix_runner import HERE, Nix
+from nix_runner import HERE, REPOSITORY, Nix
 
 GOLDEN = HERE / "golden"
 MACHINES = ("triangle-3-spark1", "triangle-3-spark2", "switched-4-spark1")
@@ -86,6 +86,12 @@ def test_rank_0_on_the_head_waits_for_readiness_and_is_restarted_by_nobody(
     )
 
 
+def test_rank_keeps_the_devices_of_gpu_and_rdma(rendered: Rendered) -> None:
+    # Each of these hides or denies devices; ProtectClock does so by the DeviceAllow it implies.
+    for line in rendered["triangle-3-spark1"]["dsv41-rank@.service"].splitlines():
+        assert line.partition("=")[0] not in {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"}
+
+
 def test_only_the_head_has_the_gateway_and_the_export(rendered: Rendered) -> None:
     has_gateway = {machine for machine, files in rendered.items() if "dsv41-gateway.service" in files}
     assert has_gateway == {"triangle-3-spark1", "switched-4-spark1"}
@@ -119,6 +125,22 @@ def test_all_machines_of_a_fleet_have_the_same_settings(nix: Nix) -> None:
         fleet = machine.rpartition("-")[0]
         hashes.setdefault(fleet, set()).add(settings_module.parse(text, machine).hash)
     assert {fleet: len(each) for fleet, each in hashes.items()} == {"triangle-3": 1, "switched-4": 1}
+
+
+def test_a_profile_gives_defaults_and_the_fleet_file_wins(nix: Nix) -> None:
+    def memory(change: str) -> dict[str, object]:
+        return nix.value(
+            f"""
+              (flake.lib.fleet {{
+                fleet = {{ imports = [ {REPOSITORY}/tests/fleets/switched-4.nix ]; {change} }};
+                modules = [ machine ];
+              }}).spark1.config.services.dsv41.settings.engine.memory
+            """
+        )
+
+    assert memory("")["max_total_tokens"] == 8_000_000
+    changed = memory("services.dsv41.settings.engine.memory.max_total_tokens = 1000000;")
+    assert changed == memory("") | {"max_total_tokens": 1_000_000}
 
 
 def test_options_have_the_defaults_of_the_program(nix: Nix) -> None:
