@@ -157,8 +157,8 @@ class Progress:
             self._line(row)
 
     def _line(self, row: Row) -> None:
-        """A line when something other than a figure changed, or when it has been a while."""
-        kind = re.sub(r"\d+([.,]\d+)?", "#", row.text)
+        """A line when more than a figure or what follows a colon has changed, or when it has been a while."""
+        kind = re.sub(r"\d+([.,]\d+)?", "#", row.text.partition(": ")[0])
         said, at_s = row.said
         now_s = time.monotonic()
         if kind == said and now_s - at_s < LINE_EVERY_S:

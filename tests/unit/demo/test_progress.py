@@ -24,11 +24,11 @@ def plain(text: str) -> list[str]:
 def test_without_a_terminal_each_change_is_one_line_and_moving_figures_are_not(out: io.StringIO) -> None:
     with Progress(out) as progress, progress.stage("environment") as stage:
         for i in range(50):
-            stage.update(f"downloading, {i / 10} of 3 GB", i / 50)
+            stage.update(f"downloading: package-{'ab'[i % 2]}, {i / 10} of 3 GB", i / 50)
         stage.update("installing")
         progress.say("a remark")
     assert plain(out.getvalue()) == [
-        "environment: downloading, 0.0 of 3 GB (0%)",
+        "environment: downloading: package-a, 0.0 of 3 GB (0%)",
         "environment: installing",
         "a remark",
         "environment: done after ",
