@@ -7,10 +7,11 @@ stamp is written last.
 
 import sys
 
-if sys.version_info < (3, 11):
+# This file is parsed by whatever python3 there is: no syntax newer than 3.6 above or below this check.
+if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(
-        "make: Python %d.%d is too old, 3.11 or newer is needed. Run make PYTHON=python3.12, or install a newer one."
-        % sys.version_info[:2]
+        "make: Python {}.{} is too old, 3.11 or newer is needed. "
+        "Run make PYTHON=python3.12, or install a newer one.".format(*sys.version_info)
     )
 
 import hashlib
@@ -39,10 +40,10 @@ def missing() -> list[str]:
         problems.append("there is no C compiler. Install one: apt-get install gcc libc6-dev")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
-        problems.append("{} is missing. Install the headers: apt-get install python3-dev".format(header))
+        problems.append(f"{header} is missing. Install the headers: apt-get install python3-dev")
     free = shutil.disk_usage(ROOT).free >> 20
     if free < NEEDED_MIB and not STAMP.exists():
-        problems.append("{} has {} MiB free, {} are needed. Free some space.".format(ROOT, free, NEEDED_MIB))
+        problems.append(f"{ROOT} has {free} MiB free, {NEEDED_MIB} are needed. Free some space.")
     return problems
 
 
@@ -77,7 +78,7 @@ def main() -> int:
         [*pip, "./rowstore", "-e", "./adapters", "-e", "./supervisor[test,lint]"], cwd=ROOT, check=False
     )
     if result.returncode:
-        print("make: pip could not build .venv (see above). Check the network and the compiler, then run make again.",
+        print("make: pip could not build .venv (see above). Check network and compiler, then run make again.",
               file=sys.stderr)  # fmt: skip
         return 69
     if subprocess.run([str(VENV / "bin/python"), "-c", "import torch"], capture_output=True).returncode == 0:

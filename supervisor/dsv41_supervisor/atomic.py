@@ -27,7 +27,7 @@ def write_json(path: Path, value: Any, mode: int = 0o640) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None when there is none. An unreadable one is set aside, named in the log, and not trusted."""
+    """The object in a file; None when there is none. An unreadable one is set aside and named in the log."""
     try:
         raw = json.loads(path.read_bytes())
         if not isinstance(raw, dict):

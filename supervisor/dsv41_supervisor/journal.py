@@ -1,4 +1,4 @@
-"""Logging: facts go in journal fields, sentences stay sentences. Each event worth alerting on is declared once, here."""
+"""Logging: facts go in journal fields, sentences stay sentences. Events worth alerting on are declared here, once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
-_fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("dsv41_fields", default={})
+_NONE: Mapping[str, str] = MappingProxyType({})
+_fields: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("dsv41_fields", default=_NONE)
 
 log = logging.getLogger("dsv41")
 
@@ -36,7 +38,7 @@ class Event(Enum):
 @contextlib.contextmanager
 def fields(**values: object) -> Iterator[None]:
     """Journal fields (DSV41_STAGE, DSV41_NODE, …) for every line logged inside; names are given in lower case."""
-    merged = _fields.get() | {f"DSV41_{k.upper()}": str(v) for k, v in values.items() if v is not None}
+    merged = {**_fields.get()} | {f"DSV41_{k.upper()}": str(v) for k, v in values.items() if v is not None}
     token = _fields.set(merged)
     try:
         yield

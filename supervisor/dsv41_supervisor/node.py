@@ -25,23 +25,20 @@ from .errors import Dsv41Error, Refusal, Refused, Stage
 from .fleet.lease import LeaseBook, StaleBoot
 from .journal import Event, event, fields, log
 from .pack import PROGRESS
-from .rank.health import EngineProbe, Load, Movement, judge_arming
-from .rank.phases import Phase, stall_limit_s
+from .rank.health import EngineProbe, judge_arming
+from .rank.phases import Phase
 from .rank.plan import Boot, LaunchPlan, launch_plan, report_dir
+from .rank.record import ENDED, RUNNING, RankRecord
 from .rank.state import RankEvent, RankState, advance
+from .rank.watch import RankWatch
 from .settings import Settings
 from .stages import prepare
 from .units import Units, UnitState, UnitStatus
 from .units.procfs import memory_available_bytes, rss_bytes
 
 PACK_UNIT = "dsv41-pack"
-REPORT_TIMEOUT_S = 15
-"""A rank process that has not reported for this long is frozen (it reports every second)."""
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
-TICK_S = 0.25
-ENGINE_LOOK_S = 2.0
-"""Between two looks at the head's engine; each costs it one pass over its metrics."""
 N_LAST_LINES = 40
 
 
@@ -60,27 +57,6 @@ class Preparation:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Rank:
-    """What is known about this node's rank in this boot."""
-
-    state: RankState = RankState.ABSENT
-    since_s: float = field(default_factory=time.monotonic)
-    reason: str | None = None
-    refused: bool = False
-    """True when trying again would end the same way (exit 78)."""
-    phase: Phase = Phase.STARTING
-    fraction: float | None = None
-    mark: int = 0
-    progress_at_s: float = 0.0
-    reported_at_s: float = 0.0
-    armed: dict[str, str] = field(default_factory=dict)
-    exit_status: int | None = None
-    last_lines: tuple[str, ...] = ()
-    max_total_tokens: int | None = None
-    memory_line: str | None = None
-
-
 class NodeAgent:
     """The local side of the supervisor; lives in one event loop and is not thread-safe."""
 
@@ -89,20 +65,19 @@ class NodeAgent:
         self.node = node
         self.rank_number = settings.fleet.nodes[node].rank
         self.changes = Changes()
-        self._units = units
+        self.units = units
         self._state_path = settings.state_dir(node) / "node.json"
-        self._leases = LeaseBook()
+        self.leases = LeaseBook()
         self._preparation = Preparation()
         self._preparing: asyncio.Task[None] | None = None
-        self._rank = Rank()
+        self.rank = RankRecord()
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
-        self._draining = False
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
         self._specs = discover()
         self._warnings: deque[str] = deque(maxlen=20)
-        self._memory_low_bytes: int | None = None
         self._stop_lock = asyncio.Lock()
+        self._watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self._restore()
 
@@ -110,13 +85,13 @@ class NodeAgent:
 
     def prepare(self, boot: Boot) -> None:
         """Take the lease of a new boot and run stages 2–4. Raises StaleBoot; refused while a rank runs."""
-        if self._rank.state not in (RankState.ABSENT, RankState.STOPPED, RankState.FAILED):
-            raise StaleBoot(f"rank {self.rank_number} still runs ({self._rank.state}); stop it first")
-        self._leases = self._leases.grant(boot, time.monotonic(), self.settings.supervisor.lease_ttl_s)
+        if self.rank.state not in (RankState.ABSENT, *ENDED):
+            raise StaleBoot(f"rank {self.rank_number} still runs ({self.rank.state}); stop it first")
+        self.leases = self.leases.grant(boot, time.monotonic(), self.settings.supervisor.lease_ttl_s)
         self._save()
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
-        self._rank, self._plan, self._draining = Rank(), None, False
+        self.rank, self._plan = RankRecord(), None
         self._admitted.clear()
         self._preparation = Preparation("running")
         self._preparing = asyncio.get_running_loop().create_task(self._prepare())
@@ -124,44 +99,42 @@ class NodeAgent:
 
     async def start_rank(self, boot_id: str) -> None:
         """Start this node's rank in the boot whose lease is live. Raises StaleBoot or Dsv41Error."""
-        boot = self._leases.live(time.monotonic())
+        boot = self.leases.live(time.monotonic())
         if boot is None or boot.id != boot_id:
             raise StaleBoot(f"boot {boot_id} has no live lease here")
-        if self._rank.state in (RankState.STOPPED, RankState.FAILED):
-            raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self._rank.state}: {self._rank.reason}")
+        if self.rank.state in ENDED:
+            raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self.rank.state}: {self.rank.reason}")
         self._plan = launch_plan(self.settings, self.node, boot)
         self._admitted.set()
-        await self._units.start(rank_unit(self.rank_number))
-        if self._rank.state is RankState.ABSENT:
-            self._move(RankEvent.STARTED)
+        await self.units.start(rank_unit(self.rank_number))
+        if self.rank.state is RankState.ABSENT:
+            self.move(RankEvent.STARTED)
 
     async def stop_rank(self, why: str, grace_s: float) -> dict[str, Any]:
         """Stop the rank and everything it started, by force after `grace_s`; says what is left. Ends the lease."""
         async with self._stop_lock:
             if self._preparing is not None and not self._preparing.done():
                 self._preparing.cancel()
-                await self._units.stop(PACK_UNIT, 5)
+                await self.units.stop(PACK_UNIT, 5)
                 self._preparation = Preparation("idle")
             self._plan = None
             self._admitted.clear()
-            if self._rank.state in (RankState.CHECKING, RankState.LOADING, RankState.WARMING, RankState.READY,
-                                    RankState.DRAINING):  # fmt: skip
-                self._move(RankEvent.STOPPED, why)
-            left = await self._units.stop(rank_unit(self.rank_number), grace_s)
-            self._leases = self._leases.drop()
+            if self.rank.state in (RankState.CHECKING, *RUNNING):
+                self.move(RankEvent.STOPPED, why)
+            left = await self.units.stop(rank_unit(self.rank_number), grace_s)
+            self.leases = self.leases.drop()
             self._save()
             self.changes.bump()
             return {"members": list(left.members), "port_free": await self._port_free()}
 
     def renew(self, boot_id: str) -> None:
         """The head still lives and means this boot. Raises StaleBoot."""
-        self._leases = self._leases.renew(boot_id, time.monotonic(), self.settings.supervisor.lease_ttl_s)
+        self.leases = self.leases.renew(boot_id, time.monotonic(), self.settings.supervisor.lease_ttl_s)
 
     def drain(self) -> None:
         """Finish what runs; the gateway takes nothing new."""
-        if self._rank.state is RankState.READY:
-            self._draining = True
-            self._move(RankEvent.DRAIN)
+        if self.rank.state is RankState.READY:
+            self.move(RankEvent.DRAIN)
 
     # -- the rank's own process ------------------------------------------------------------------------------------
 
@@ -172,27 +145,27 @@ class NodeAgent:
                 f"rank {rank} asked {self.node}, which runs rank {self.rank_number}.", stage=Stage.RANK,
                 node=self.node, rank=rank, hint=f"Start dsv41-rank@{self.rank_number} on {self.node}.",
             )  # fmt: skip
-        if self._rank.state is RankState.ABSENT:
-            self._move(RankEvent.STARTED)
+        if self.rank.state is RankState.ABSENT:
+            self.move(RankEvent.STARTED)
         try:
             async with asyncio.timeout(wait_s):
                 await self._admitted.wait()
         except TimeoutError:
             return None
         plan = self._plan
-        if plan is not None and self._rank.state is RankState.CHECKING:
+        if plan is not None and self.rank.state is RankState.CHECKING:
             now = time.monotonic()
-            self._rank.progress_at_s = self._rank.reported_at_s = now
-            self._move(RankEvent.ADMITTED)
+            self.rank.progress_at_s = self.rank.reported_at_s = now
+            self.move(RankEvent.ADMITTED)
         return plan
 
     def report(self, rank: int, body: dict[str, Any]) -> dict[str, Any]:
         """What a rank's process says each second; answers whether it may go on."""
         now = time.monotonic()
-        live = self._leases.live(now)
+        live = self.leases.live(now)
         if live is None or body.get("boot") != live.id or rank != self.rank_number:
             return {"go_on": False, "reason": f"boot {body.get('boot')} has no live lease on {self.node}"}
-        known = self._rank
+        known = self.rank
         known.reported_at_s = now
         known.last_lines = tuple(map(str, body.get("last_lines", ())))[-N_LAST_LINES:] or known.last_lines
         known.max_total_tokens = body.get("max_total_tokens") or known.max_total_tokens
@@ -201,155 +174,78 @@ class NodeAgent:
             known.mark, known.progress_at_s = int(body["mark"]), now
             known.phase, known.fraction = Phase(body["phase"]), body.get("fraction")
             self.changes.bump()
-        if body.get("lost") and known.state not in (RankState.STOPPED, RankState.FAILED):
-            self._fail(str(body["lost"]))
-        if body.get("exit_status") is not None and known.state not in (RankState.STOPPED, RankState.FAILED):
+        if body.get("lost") and known.state not in ENDED:
+            self.fail(str(body["lost"]))
+        if body.get("exit_status") is not None and known.state not in ENDED:
             known.exit_status = int(body["exit_status"])
-            self._fail(f"the engine ended by itself ({_exit_text(known.exit_status)})", refused=known.exit_status == 78)
+            self.fail(f"the engine ended by itself ({_exit_text(known.exit_status)})", refused=known.exit_status == 78)
         return {
-            "go_on": known.state not in (RankState.STOPPED, RankState.FAILED),
+            "go_on": known.state not in ENDED,
             "reason": known.reason,
             "ready": known.state is RankState.READY,
-            "status": self._sentence(),
-            "lease_left_s": self._leases.left_s(now),
+            "status": self.rank.sentence,
+            "lease_left_s": self.leases.left_s(now),
         }
 
     def unit_exited(self, status: UnitStatus) -> None:
         """A unit of this node ended; called by the unit backend."""
         if status.name != rank_unit(self.rank_number):
             return
-        state = self._rank.state
-        if state in (RankState.CHECKING, RankState.LOADING, RankState.WARMING, RankState.READY, RankState.DRAINING):
-            self._rank.exit_status = status.exit_status
-            self._fail(
-                f"its process ended ({_exit_text(status.exit_status)})", refused=status.exit_status == 78
-            )
+        state = self.rank.state
+        if state in (RankState.CHECKING, *RUNNING):
+            self.rank.exit_status = status.exit_status
+            self.fail(f"its process ended ({_exit_text(status.exit_status)})", refused=status.exit_status == 78)
 
-    # -- watching --------------------------------------------------------------------------------------------------
+    # -- what watching finds -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watch the rank until cancelled: lease, stall timers, arming, readiness, memory."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch_rank())
-            group.create_task(self._watch_engine())
-            group.create_task(self._guard_memory())
+        """Watch the rank until cancelled."""
+        await self._watch.run()
 
     async def close(self) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
         await self.probe.close()
 
-    async def _watch_rank(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            state = self._rank.state
-            if self._leases.boot is not None and self._leases.live(now) is None:
-                boot = self._leases.boot
-                self._leases = self._leases.drop()
-                self._save()
-                event(Event.LEASE_EXPIRED, f"the lease of boot {boot.id} ran out; stopping", logging.WARNING,
-                      stage=Stage.RANK)  # fmt: skip
-                if state not in (RankState.ABSENT, RankState.STOPPED, RankState.FAILED):
-                    self._fail("the head has not renewed the lease")
-                if self._preparation.state == "running" and self._preparing is not None:
-                    self._preparing.cancel()
-                continue
-            if state is RankState.ABSENT:
-                await self._notice_adopted()
-                continue
-            if state in (RankState.LOADING, RankState.WARMING, RankState.READY, RankState.DRAINING):
-                if now - self._rank.reported_at_s > REPORT_TIMEOUT_S:
-                    self._fail(f"its process is frozen: no report for {now - self._rank.reported_at_s:.0f} s")
-                    continue
-                self._check_arming()
-            if state is RankState.LOADING:
-                limit = stall_limit_s(self._rank.phase, self.settings.engine.stall)
-                still = now - self._rank.progress_at_s
-                if limit is not None and still > limit:
-                    self._fail(f"no progress in phase {self._rank.phase} for {still:.0f} s (limit {limit:.0f} s)")
-                elif self._rank.phase in (Phase.WARMUP, Phase.SERVING):
-                    self._move(RankEvent.LISTENING)
+    def lease_ran_out(self) -> None:
+        """The head is silent: a rank without a live lease stops itself."""
+        boot = self.leases.boot
+        assert boot is not None
+        self.leases = self.leases.drop()
+        self._save()
+        sentence = f"the lease of boot {boot.id} ran out; stopping"
+        event(Event.LEASE_EXPIRED, sentence, logging.WARNING, stage=Stage.RANK)
+        if self.rank.state not in (RankState.ABSENT, *ENDED):
+            self.fail("the head has not renewed the lease")
+        if self._preparation.state == "running" and self._preparing is not None:
+            self._preparing.cancel()
 
-    async def _watch_engine(self) -> None:
-        """Warming → ready, and for the head: /ready, canary, and tokens that move."""
-        supervisor = self.settings.supervisor
-        movement = Movement(self.settings.engine.stall.serving_s)
-        canary_at_s = looked_at_s = 0.0
-        before: Load | None = None
-        while True:
-            await asyncio.sleep(TICK_S)
-            watched = self._rank
-            if watched.state is RankState.WARMING:
-                if await self._answers() and self._rank is watched and watched.state is RankState.WARMING:
-                    if self._check_arming():
-                        movement = Movement(self.settings.engine.stall.serving_s)
-                        canary_at_s = time.monotonic()
-                        self._move(RankEvent.ANSWERED)
-                elif time.monotonic() - watched.progress_at_s > self.settings.engine.stall.warmup_s:
-                    if watched.state is RankState.WARMING:
-                        self._fail(f"listening for {self.settings.engine.stall.warmup_s:.0f} s, but no token came back")
-            elif (
-                watched.state is RankState.READY
-                and self.rank_number == 0
-                and time.monotonic() - looked_at_s > ENGINE_LOOK_S
-            ):
-                looked_at_s = time.monotonic()
-                load = await self.probe.load()
-                reason = movement.feed(load) if load is not None else None
-                if reason is not None:
-                    # The running count is refreshed only now and then (facts of 0.5.23): a token decides.
-                    stuck = await self.probe.canary(supervisor.canary_timeout_s)
-                    reason = f"{reason}, and {stuck}" if stuck is not None else None
-                    movement = Movement(self.settings.engine.stall.serving_s)
-                elif load is not None and load.moved(before):
-                    canary_at_s = time.monotonic()
-                elif time.monotonic() - canary_at_s > supervisor.canary_period_s:
-                    canary_at_s = time.monotonic()
-                    reason = await self.probe.canary(supervisor.canary_timeout_s)
-                before = load
-                if reason is not None and self._rank is watched and watched.state is RankState.READY:
-                    self._fail(reason)
-
-    async def _answers(self) -> bool:
-        if self.rank_number != 0:
-            return self._rank.phase is Phase.SERVING
-        return await self.probe.ready() is None and (
-            await self.probe.canary(self.settings.supervisor.canary_timeout_s) is None
+    async def memory_below_floor(self, available_bytes: int) -> None:
+        """Kill the rank now: an out-of-memory GB10 needs its power cord pulled."""
+        floor = self.settings.guard.floor_bytes
+        sentence = (
+            f"MemAvailable is {available_bytes / 2**30:.2f} GiB, below the floor of {floor / 2**30:.2f} GiB: "
+            f"killing rank {self.rank_number}"
         )
-
-    async def _guard_memory(self) -> None:
-        """1 Hz from the first second of loading: MemAvailable against the floor. Kills the rank, never waits."""
-        guard = self.settings.guard
-        while True:
-            await asyncio.sleep(guard.period_s)
-            if self._rank.state not in (RankState.LOADING, RankState.WARMING, RankState.READY, RankState.DRAINING):
-                self._memory_low_bytes = None
-                continue
-            available = memory_available_bytes()
-            self._memory_low_bytes = min(available, self._memory_low_bytes or available)
-            if available < guard.floor_bytes:
-                sentence = (f"MemAvailable is {available / 2**30:.2f} GiB, below the floor of "
-                            f"{guard.floor_bytes / 2**30:.2f} GiB: killing rank {self.rank_number}")  # fmt: skip
-                event(Event.MEMORY_FLOOR, sentence, logging.ERROR, stage=Stage.RANK)
-                self._fail(sentence)
-                await self._units.stop(rank_unit(self.rank_number), 0)
+        event(Event.MEMORY_FLOOR, sentence, logging.ERROR, stage=Stage.RANK)
+        self.fail(sentence)
+        await self.units.stop(rank_unit(self.rank_number), 0)
 
     # -- status ----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Everything about this node that the head and `dsv41 status` show."""
         now = time.monotonic()
-        rank, preparation = self._rank, self._preparation
+        rank, preparation = self.rank, self._preparation
         progress = read_json(self.settings.run_dir(self.node) / PROGRESS) if preparation.stage == Stage.PACK else None
-        boot = self._leases.boot
+        boot = self.leases.boot
         return {
             "version": self.changes.version,
             "node": self.node,
             "rank_number": self.rank_number,
-            "highest_generation": self._leases.highest_generation,
+            "highest_generation": self.leases.highest_generation,
             "boot": boot.to_json() if boot else None,
-            "lease_left_s": round(self._leases.left_s(now), 1),
+            "lease_left_s": round(self.leases.left_s(now), 1),
             "prepare": {
                 "state": preparation.state,
                 "stage": preparation.stage,
@@ -368,10 +264,10 @@ class NodeAgent:
                 "exit_status": rank.exit_status,
                 "last_lines": list(rank.last_lines),
                 "max_total_tokens": rank.max_total_tokens,
-                "sentence": self._sentence(),
+                "sentence": self.rank.sentence,
             },
             "same": self.same_bits(),
-            "memory": {"low_water_bytes": self._memory_low_bytes},
+            "memory": {"low_water_bytes": self._watch.low_water_bytes},
             "warnings": list(self._warnings),
             "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
         }
@@ -388,8 +284,8 @@ class NodeAgent:
 
     async def measure(self) -> dict[str, Any]:
         """Figures that change all the time: memory of the rank's processes, counters of the adapters."""
-        status = await self._units.status(rank_unit(self.rank_number))
-        boot = self._leases.boot
+        status = await self.units.status(rank_unit(self.rank_number))
+        boot = self.leases.boot
         counters = read_counters(report_dir(self.settings, self.node), boot.id) if boot else {}
         return {
             "unit": str(status.state),
@@ -400,7 +296,7 @@ class NodeAgent:
         }
 
     async def tail(self, unit: str, n_lines: int) -> list[str]:
-        return list(await self._units.tail(unit, n_lines))
+        return list(await self.units.tail(unit, n_lines))
 
     # -- private ---------------------------------------------------------------------------------------------------
 
@@ -434,59 +330,50 @@ class NodeAgent:
 
     async def _run_pack(self) -> None:
         """Run the pack unit to its end. Raises Refused with its last line."""
-        await self._units.start(PACK_UNIT)
-        while (status := await self._units.status(PACK_UNIT)).state in (UnitState.ACTIVE, UnitState.STOPPING):
+        await self.units.start(PACK_UNIT)
+        while (status := await self.units.status(PACK_UNIT)).state in (UnitState.ACTIVE, UnitState.STOPPING):
             await asyncio.sleep(0.1)
         if status.state is UnitState.FAILED:
-            lines = [line for line in await self._units.tail(PACK_UNIT, 20) if line.strip()]
+            lines = [line for line in await self.units.tail(PACK_UNIT, 20) if line.strip()]
             raise Refused(
                 [Refusal(Stage.PACK, f"packing failed: {lines[-1] if lines else 'it said nothing'}",
                          f"Run dsv41 logs {self.node} --unit pack.", node=self.node, rank=self.rank_number,
                          transient=status.exit_status == 69)]
             )  # fmt: skip
 
-    def _check_arming(self) -> bool:
+    def armed_as_asked(self) -> bool:
         """Compare asked and armed; fails the rank on a refusal. True when armed as asked."""
-        boot = self._leases.boot
+        boot = self.leases.boot
         asked = self.settings.adapters_asked
         if boot is None or not asked:
             return boot is not None
         arming = judge_arming(asked, self._specs, read_reports(report_dir(self.settings, self.node), boot.id))
-        if arming.states != self._rank.armed:
-            self._rank.armed = arming.states
+        if arming.states != self.rank.armed:
+            self.rank.armed = arming.states
             self.changes.bump()
-        if arming.refused and self._rank.state is not RankState.FAILED:
-            self._fail("; ".join(arming.refused), refused=True)
+        if arming.refused and self.rank.state is not RankState.FAILED:
+            self.fail("; ".join(arming.refused), refused=True)
         return arming.reason is None
 
-    def _move(self, what: RankEvent, reason: str | None = None) -> None:
-        before = self._rank.state
-        self._rank.state = advance(before, what)
-        self._rank.since_s = self._rank.progress_at_s = time.monotonic()
-        self._rank.reason = reason
-        log.info("rank %d: %s -> %s%s", self.rank_number, before, self._rank.state, f": {reason}" if reason else "")
+    def move(self, what: RankEvent, reason: str | None = None) -> None:
+        before = self.rank.state
+        self.rank.state = advance(before, what)
+        self.rank.since_s = self.rank.progress_at_s = time.monotonic()
+        self.rank.reason = reason
+        log.info("rank %d: %s -> %s%s", self.rank_number, before, self.rank.state, f": {reason}" if reason else "")
         self._save()
         self.changes.bump()
 
-    def _fail(self, reason: str, *, refused: bool = False) -> None:
-        self._rank.refused = refused
-        last = [line for line in self._rank.last_lines if line.strip()][-1:]
-        event(Event.RANK_LOST, f"rank {self.rank_number} failed: {reason}" + (f" (last line: {last[0]})" if last else ""),
-              logging.ERROR, stage=Stage.RANK)  # fmt: skip
-        self._move(RankEvent.FAILED, reason)
+    def fail(self, reason: str, *, refused: bool = False) -> None:
+        self.rank.refused = refused
+        last = [line for line in self.rank.last_lines if line.strip()][-1:]
+        sentence = f"rank {self.rank_number} failed: {reason}" + (f" (last line: {last[0]})" if last else "")
+        event(Event.RANK_LOST, sentence, logging.ERROR, stage=Stage.RANK)
+        self.move(RankEvent.FAILED, reason)
         # The unit is stopped by whoever owns the boot; a rank without a head to say so stops by itself here.
-        task = asyncio.get_running_loop().create_task(
-            self._units.stop(rank_unit(self.rank_number), FAILED_GRACE_S)
-        )
+        task = asyncio.get_running_loop().create_task(self.units.stop(rank_unit(self.rank_number), FAILED_GRACE_S))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    def _sentence(self) -> str:
-        rank = self._rank
-        if rank.state is RankState.LOADING:
-            percent = f" {rank.fraction * 100:.0f} %" if rank.fraction is not None else ""
-            return f"loading, {rank.phase}{percent}"
-        return f"{rank.state}{f': {rank.reason}' if rank.reason else ''}"
 
     async def _port_free(self) -> bool:
         port = self.settings.fleet.nodes[self.node].engine_port
@@ -498,14 +385,14 @@ class NodeAgent:
         return False
 
     def _save(self) -> None:
-        boot = self._leases.boot
+        boot = self.leases.boot
         try:
             write_json(
                 self._state_path,
                 {
-                    "highest_generation": self._leases.highest_generation,
+                    "highest_generation": self.leases.highest_generation,
                     "boot": boot.to_json() if boot else None,
-                    "rank_state": str(self._rank.state),
+                    "rank_state": str(self.rank.state),
                 },
             )
         except OSError as error:
@@ -529,23 +416,23 @@ class NodeAgent:
             return
         ttl = self.settings.supervisor.lease_ttl_s
         expires = time.monotonic() + ttl if boot else 0.0
-        self._leases = LeaseBook(generation, boot, expires)
+        self.leases = LeaseBook(generation, boot, expires)
         self._restored_boot = boot
 
     _restored_boot: Boot | None = None
 
-    async def _notice_adopted(self) -> None:
+    async def take_up_again(self) -> None:
         """A rank that outlived a restart of its supervisor is taken up where it was."""
-        if self._restored_boot is None or self._leases.boot != self._restored_boot:
+        if self._restored_boot is None or self.leases.boot != self._restored_boot:
             return
-        status = await self._units.status(rank_unit(self.rank_number))
+        status = await self.units.status(rank_unit(self.rank_number))
         boot, self._restored_boot = self._restored_boot, None
         if status.state is not UnitState.ACTIVE:
             return
         self._plan = launch_plan(self.settings, self.node, boot)
-        self._rank.reported_at_s = time.monotonic()
+        self.rank.reported_at_s = time.monotonic()
         for step in (RankEvent.STARTED, RankEvent.ADMITTED):
-            self._move(step)
+            self.move(step)
         log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
 
 

@@ -44,7 +44,9 @@ def read_config(checkpoint: Path) -> dict[str, object]:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise Dsv41Error(
-            f"{path} cannot be read ({error}).", stage=Stage.PACK, hint="Run dsv41 download, or correct checkpoint.path."
+            f"{path} cannot be read ({error}).",
+            stage=Stage.PACK,
+            hint="Run dsv41 download, or correct checkpoint.path.",
         ) from None
     return dict(raw)
 

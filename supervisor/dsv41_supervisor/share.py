@@ -101,7 +101,9 @@ def check_safetensors_file(path: Path) -> int:
                 raise _Broken(f"{path} is cut short: {size} bytes, not even a header.")
             (n_header,) = struct.unpack("<Q", head)
             if n_header > min(MAX_HEADER_BYTES, size - 8):
-                raise _Broken(f"{path} is cut short or not safetensors: header of {n_header} bytes in a file of {size}.")
+                raise _Broken(
+                    f"{path} is cut short or not safetensors: header of {n_header} bytes in a file of {size}."
+                )
             header: dict[str, Any] = json.loads(file.read(n_header))
     except OSError as error:
         raise _Broken(f"{path} cannot be read: {error.strerror}.") from None

@@ -27,7 +27,9 @@ class Answer:
     @property
     def tokens_per_s(self) -> float:
         """Decode rate: tokens after the first over the time after the first."""
-        return (self.completion_tokens - 1) / max(self.took_s - self.first_s, 1e-9) if self.completion_tokens > 1 else 0.0
+        return (
+            (self.completion_tokens - 1) / max(self.took_s - self.first_s, 1e-9) if self.completion_tokens > 1 else 0.0
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"tokens_per_s": round(self.tokens_per_s, 2)}
@@ -47,7 +49,9 @@ def first_key(path: Path) -> str:
         if name and not name.startswith("#") and key and not key.startswith("sha256:"):
             return key
     raise Dsv41Error(
-        f"{path} holds no plain key.", stage=Stage.GATEWAY, hint="Put the key to use into a file, and name it with --key-file."
+        f"{path} holds no plain key.",
+        stage=Stage.GATEWAY,
+        hint="Put the key to use into a file, and name it with --key-file.",
     )
 
 

@@ -39,9 +39,7 @@ def _recover_at_once(raw: dict[str, Any]) -> None:
     raw["recovery"] |= {"max_recoveries": 20, "backoff_s": 0}
 
 
-async def _kill_and_come_back(
-    fleet: FleetUnderTest, before: dict[str, Any], rank: int, which: str
-) -> dict[str, Any]:
+async def _kill_and_come_back(fleet: FleetUnderTest, before: dict[str, Any], rank: int, which: str) -> dict[str, Any]:
     where = f"{which} of rank {rank}"
     old = {fleet.rank_process(r) for r in range(3)}
     killed_at = time.monotonic()

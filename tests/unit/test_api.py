@@ -74,7 +74,9 @@ async def test_a_thousand_requests_of_garbage_leave_the_supervisor_as_it_was(fle
     statuses: set[int] = set()
     async with aiohttp.ClientSession() as session:
         for _ in range(1000):
-            body = rng.randbytes(rng.randrange(200)) if rng.random() < 0.5 else b'{"boot": 1, "why": [], "grace_s": "x"}'
+            body = (
+                rng.randbytes(rng.randrange(200)) if rng.random() < 0.5 else b'{"boot": 1, "why": [], "grace_s": "x"}'
+            )
             path = rng.choice(paths).replace("{rank}", rng.choice(["0", "-1", "99999999999999999999", "x"]))
             # Orders that are well-formed are not garbage.
             if path.startswith("/fleet/"):

@@ -51,7 +51,9 @@ class Ranks:
     def script(self, all_: dict[str, Any] | None = None, **ranks: dict[str, Any]) -> None:
         """`r1={…}` is for rank 1. Replaces the file as a whole, as a test of a running engine would."""
         temporary = self.root / "script.tmp"
-        temporary.write_text(json.dumps({"all": all_ or {}, "ranks": {name[1:]: value for name, value in ranks.items()}}))
+        temporary.write_text(
+            json.dumps({"all": all_ or {}, "ranks": {name[1:]: value for name, value in ranks.items()}})
+        )
         temporary.replace(self.root / "script.json")
 
     def start(self, *ranks: int, environment: dict[str, str] | None = None) -> None:
@@ -165,7 +167,9 @@ def test_it_says_in_its_log_and_in_every_answer_that_it_is_the_scripted_engine(o
     assert one.log(0).startswith("scripted engine: This is the scripted engine, the test double of SGLang")
     status, text = one.post("/v1/chat/completions", CHAT)
     answer = json.loads(text)
-    assert status == 200 and answer["choices"][0]["message"]["content"].startswith("[scripted engine] No model is loaded")
+    assert status == 200 and answer["choices"][0]["message"]["content"].startswith(
+        "[scripted engine] No model is loaded"
+    )
     assert answer["choices"][0]["finish_reason"] == "stop"
     n = answer["usage"]["completion_tokens"]
     assert answer["usage"]["total_tokens"] == n + answer["usage"]["prompt_tokens"]

@@ -39,7 +39,11 @@ def test_a_good_fleet_is_read_and_its_hash_does_not_depend_on_the_order_of_keys(
         ("fleet.nodes.spark2.rails.ab.peer", "spark3", "fleet.nodes.spark1.rails.ab.peer is spark2, but spark2 has no"),
         ("fleet.nodes.spark2.rails.ab.interface", "an-interface-too-long", "fleet.nodes.spark2.rails.ab.interface"),
         ("fleet.nodes.spark2.management_address", "192.0.2.1", "192.0.2.1:7141 is used by 2 nodes"),
-        ("gateway", {"require_key": False, "address": "192.0.2.1"}, "without keys the gateway listens on loopback only"),
+        (
+            "gateway",
+            {"require_key": False, "address": "192.0.2.1"},
+            "without keys the gateway listens on loopback only",
+        ),
         ("checkpoint.path", "models/demo", "checkpoint.path"),
         ("adapters", {"warp_drive": {}}, "adapters.warp_drive: there is no such setting."),
         ("engine.parallelism.ep_size", 2, "engine.parallelism.ep_size 2 does not divide tp_size 3"),
@@ -58,8 +62,9 @@ def test_twins_in_one_subnet_are_refused() -> None:
             "interface": "twin0",
             "address": f"198.51.100.{last}/29",
         }
-    assert "fleet.nodes.spark1.rails.ab-twin.address and fleet.nodes.spark1.rails.ab.address share the subnet" in refusals(
-        document
+    assert (
+        "fleet.nodes.spark1.rails.ab-twin.address and fleet.nodes.spark1.rails.ab.address share the subnet"
+        in refusals(document)
     )
 
 

@@ -16,7 +16,9 @@ from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
 from dsv41_supervisor.units.procfs import read, start_time
 
 SLEEPER = "import time; time.sleep(600)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+)
 FAMILY = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)

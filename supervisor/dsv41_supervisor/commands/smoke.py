@@ -40,5 +40,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer.to_json()))
     else:
-        print(f"\n{answer.completion_tokens} tokens, {answer.tokens_per_s:.1f} tokens/s, first after {answer.first_s:.2f} s")
+        print(
+            f"\n{answer.completion_tokens} tokens at {answer.tokens_per_s:.1f} tokens/s, "
+            f"the first after {answer.first_s:.2f} s"
+        )
     return Exit.OK

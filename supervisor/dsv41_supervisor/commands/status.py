@@ -43,12 +43,16 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
 
     console = Console(file=sys.stdout, highlight=False)
     boot = status["boot"]["id"] if status["boot"] else "none"
-    console.print(f"fleet {status['fleet']}: [bold]{status['state']}[/bold], boot {boot}, {status['recoveries']} recoveries")
+    console.print(
+        f"fleet {status['fleet']}: [bold]{status['state']}[/bold], boot {boot}, {status['recoveries']} recoveries"
+    )
     if status["reason"]:
         console.print(f"because: {status['reason']}", markup=False)
     shown = Table(box=None, pad_edge=False)
     for column in ("rank", "node", "state", "adapters", "rank MB", "supervisor MB", "free GiB", "rows read", "detail"):
-        shown.add_column(column, justify="right" if column in ("rank MB", "supervisor MB", "free GiB", "rows read") else "left")
+        shown.add_column(
+            column, justify="right" if column in ("rank MB", "supervisor MB", "free GiB", "rows read") else "left"
+        )
     for row in table:
         armed = ", ".join(f"{name} {state}" for name, state in row.get("adapters", {}).items()) or "-"
         shown.add_row(
@@ -58,4 +62,6 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
         )  # fmt: skip
     console.print(shown)
     for refusal in status["refusals"]:
-        console.print(f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False)
+        console.print(
+            f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False
+        )

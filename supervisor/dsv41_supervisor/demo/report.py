@@ -11,6 +11,7 @@ from ..units.procfs import rss_bytes
 from .fleet import DemoFleet
 
 SCRIPTED = "scripted engine: a test double answers here, not SGLang"
+REAL = "sglang 0.5.23 on CPU, random weights"
 
 
 def report(
@@ -39,7 +40,7 @@ def report(
         "tokens_per_s": round(answer.tokens_per_s, 2),
         "first_token_s": round(answer.first_s, 3),
         "engram_rows_read": sum(n["measured"].get("counters", {}).get("engram_rows_read", 0) for n in nodes.values()),
-        "engine": SCRIPTED if fleet.settings.engine.kind is EngineKind.SCRIPTED else "sglang 0.5.23 on CPU, random weights",
+        "engine": SCRIPTED if fleet.settings.engine.kind is EngineKind.SCRIPTED else REAL,
         "network": str(fleet.network.mode),
         "shows_not": list(fleet.network.shows_not),
         "stages": {name: round(took, 2) for name, took in stages.items()},
@@ -55,7 +56,11 @@ def what_next(fleet: DemoFleet, key_file: str) -> str:
         f"endpoint  {fleet.endpoint}/v1",
         f"key       the part after the colon in {key_file}",
         f"model     {settings.engine.served_model_name}"
-        + (f"  ({SCRIPTED})" if settings.engine.kind is EngineKind.SCRIPTED else "  (random weights: the words are noise)"),
+        + (
+            f"  ({SCRIPTED})"
+            if settings.engine.kind is EngineKind.SCRIPTED
+            else "  (random weights: the words are noise)"
+        ),
         "",
         "try",
         f"  {dsv41.format('smoke')}",

@@ -102,7 +102,10 @@ async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int
             left = await asyncio.shield(_stop(fleet, network))
         if left:
             raise Dsv41Error(
-                f"left behind: {', '.join(left)}.", stage=Stage.RANK, hint="End them by hand: kill -9 PID.", transient=True
+                f"left behind: {', '.join(left)}.",
+                stage=Stage.RANK,
+                hint="End them by hand: kill -9 PID.",
+                transient=True,
             )
         progress.say("stopped; nothing is left")
 
@@ -155,9 +158,10 @@ async def _until_serving(fleet: DemoFleet, head: SupervisorClient, progress: Pro
                 return status
             if status["state"] == "failed":
                 refusals = [Refusal.from_json(r) for r in status["refusals"]]
-                raise Refused(refusals) if refusals else Dsv41Error(
-                    f"the fleet failed: {status['reason']}", stage=Stage.ENGINE, hint=f"See the logs in {fleet.state_root}."
-                )  # fmt: skip
+                if refusals:
+                    raise Refused(refusals)
+                hint = f"See the logs in {fleet.state_root}."
+                raise Dsv41Error(f"the fleet failed: {status['reason']}", stage=Stage.ENGINE, hint=hint)
             await asyncio.sleep(POLL_S)
 
 
@@ -291,7 +295,9 @@ def _print_report(result: dict[str, Any]) -> None:
     print(f"ready after {result['ready_s']} s")
     for rank in result["ranks"]:
         print(f"rank {rank['rank']} on {rank['node']}: {rank['state']}, {rank['rss_mb']} MB")
-    print(f"supervisors: {', '.join(map(str, result['supervisors_rss_mb']))} MB; gateway: {result['gateway_rss_mb']} MB")
+    print(
+        f"supervisors: {', '.join(map(str, result['supervisors_rss_mb']))} MB; gateway: {result['gateway_rss_mb']} MB"
+    )
     print(f"{result['completion_tokens']} tokens at {result['tokens_per_s']} tokens/s; "
           f"{result['engram_rows_read']} Engram rows read by the row stores")  # fmt: skip
     print("stages: " + ", ".join(f"{name} {took} s" for name, took in result["stages"].items()))

@@ -24,9 +24,7 @@ def check_rails(settings: Settings, node: str, links: Mapping[str, Link]) -> Fab
     refusals: list[Refusal] = []
 
     def refuse(check: str, what: str, hint: str, transient: bool = False) -> None:
-        refusals.append(
-            Refusal(Stage.FABRIC, what, hint, node=node, rank=here.rank, transient=transient, check=check)
-        )
+        refusals.append(Refusal(Stage.FABRIC, what, hint, node=node, rank=here.rank, transient=transient, check=check))
 
     base = f"fleet.nodes.{node}"
     management = links.get(here.management_interface)
@@ -36,7 +34,9 @@ def check_rails(settings: Settings, node: str, links: Mapping[str, Link]) -> Fab
             f"there is no interface {here.management_interface} for the management network.",
             f"Set {base}.management_interface to one of {', '.join(sorted(links))}.",
         )
-    elif here.management_address not in {a.ip for a in management.addresses} and not here.management_address.is_loopback:
+    elif (
+        here.management_address not in {a.ip for a in management.addresses} and not here.management_address.is_loopback
+    ):
         refuse(
             "management-address",
             f"{here.management_interface} does not hold the management address {here.management_address}.",

@@ -128,6 +128,7 @@ class FleetController:
 
     async def status(self) -> dict[str, Any]:
         """The whole fleet, for `dsv41 status`."""
+
         async def measured(member: LocalMember | RemoteMember) -> dict[str, Any]:
             try:
                 return await member.measure()

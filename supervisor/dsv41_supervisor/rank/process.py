@@ -1,4 +1,4 @@
-"""`dsv41 rank N`, the main process of unit dsv41-rank@N: ask for admission, run the engine, tell supervisor and systemd.
+"""`dsv41 rank N`, the main process of unit dsv41-rank@N: be admitted, run the engine, tell supervisor and systemd.
 
 It stays the parent of the engine, so that one small process without torch reads the engine's log, keeps the lease and
 ends everything when the lease ends. The engine dies with it (PR_SET_PDEATHSIG), whatever kills it.

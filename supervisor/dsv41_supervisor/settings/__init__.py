@@ -78,7 +78,9 @@ class Settings(Model):
                 if not node.rails and self.fleet.world_size > 1
             ]
         if self.engine.kind is EngineKind.SCRIPTED and self.adapters_asked:
-            problems.append(f"engine.kind is scripted, which has no adapters; adapters names {sorted(self.adapters_asked)}")
+            problems.append(
+                f"engine.kind is scripted, which has no adapters; adapters names {sorted(self.adapters_asked)}"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -142,7 +144,9 @@ def _refusal(problem: Any, source: str) -> Refusal:
     if problem["type"] == "extra_forbidden":
         message = "there is no such setting"
     got = problem.get("input")
-    shown = f" Got {got!r}." if isinstance(got, (str, int, float, bool)) and problem["type"] != "extra_forbidden" else ""
+    shown = (
+        f" Got {got!r}." if isinstance(got, (str, int, float, bool)) and problem["type"] != "extra_forbidden" else ""
+    )
     return Refusal(
         stage=Stage.CONFIG,
         what=f"{source}: {where}: {message}.{shown}",
@@ -151,7 +155,26 @@ def _refusal(problem: Any, source: str) -> Refusal:
 
 
 __all__ = [
-    "Alerts", "Checkpoint", "Device", "Engine", "EngineKind", "Fleet", "Gateway", "Guard", "Node", "Pack",
-    "PartitionName", "Rail", "ReadEngine", "Recovery", "Settings", "Share", "ShareMode", "Supervisor", "Topology",
-    "UnitBackend", "load", "parse",
+    "Alerts",
+    "Checkpoint",
+    "Device",
+    "Engine",
+    "EngineKind",
+    "Fleet",
+    "Gateway",
+    "Guard",
+    "Node",
+    "Pack",
+    "PartitionName",
+    "Rail",
+    "ReadEngine",
+    "Recovery",
+    "Settings",
+    "Share",
+    "ShareMode",
+    "Supervisor",
+    "Topology",
+    "UnitBackend",
+    "load",
+    "parse",
 ]

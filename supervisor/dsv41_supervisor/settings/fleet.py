@@ -81,8 +81,14 @@ class Fleet(Model):
                 f"fleet.nodes.*.rank are {ranks}, expected {list(range(len(ranks)))} (one each, no gaps, from 0)"
             )
         for what, values in (
-            ("management_address with supervisor_port", [(str(n.management_address), n.supervisor_port) for n in self.nodes.values()]),
-            ("management_address with engine_port", [(str(n.management_address), n.engine_port) for n in self.nodes.values()]),
+            (
+                "management_address with supervisor_port",
+                [(str(n.management_address), n.supervisor_port) for n in self.nodes.values()],
+            ),
+            (
+                "management_address with engine_port",
+                [(str(n.management_address), n.engine_port) for n in self.nodes.values()],
+            ),
         ):
             for value, n in Counter(values).items():
                 if n > 1:
@@ -113,7 +119,9 @@ class Fleet(Model):
                     continue
                 other = self.nodes[rail.peer].rails.get(rail_name)
                 if other is None or other.peer != name:
-                    problems.append(f"{where}.peer is {rail.peer}, but {rail.peer} has no rail {rail_name!r} back to {name}")
+                    problems.append(
+                        f"{where}.peer is {rail.peer}, but {rail.peer} has no rail {rail_name!r} back to {name}"
+                    )
                 elif other.address.network != rail.address.network:
                     problems.append(
                         f"{where}.address {rail.address} and its peer's {other.address} are in different subnets"

@@ -73,7 +73,8 @@ class Gateway(Model):
     )
     require_key: bool = Field(default=True, description="false lets anyone who reaches the address in.")
     max_tokens_cap: Annotated[int, Field(ge=0, le=1048576)] = Field(
-        default=32768, description="Completion tokens filled in when a request names none, and its upper limit; 0 = off."
+        default=32768,
+        description="Completion tokens filled in when a request names none, and its upper limit; 0 = off.",
     )
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
         default=64 << 20, description="Largest request body."
@@ -116,7 +117,7 @@ class Alerts(Model):
 
 
 class UnitBackend(StrEnum):
-    """`systemd` starts units over the system bus. `process` runs child processes: the demo and machines without systemd."""
+    """`systemd`: units, over the system bus. `process`: child processes, for the demo and machines without systemd."""
 
     SYSTEMD = "systemd"
     PROCESS = "process"
@@ -137,6 +138,17 @@ class Supervisor(Model):
 
 
 __all__ = [
-    "Alerts", "Checkpoint", "Gateway", "Guard", "Name", "Pack", "PartitionName", "ReadEngine", "Recovery", "Share",
-    "ShareMode", "Supervisor", "UnitBackend",
+    "Alerts",
+    "Checkpoint",
+    "Gateway",
+    "Guard",
+    "Name",
+    "Pack",
+    "PartitionName",
+    "ReadEngine",
+    "Recovery",
+    "Share",
+    "ShareMode",
+    "Supervisor",
+    "UnitBackend",
 ]
