@@ -141,7 +141,10 @@ let
       # Each machine looks at its own rails: the head's to every worker, a worker's to the head.
       pairs =
         if node.isHead then
-          map (worker: { inherit worker; other = worker; }) (lib.attrNames node.peers)
+          map (worker: {
+            inherit worker;
+            other = worker;
+          }) (lib.attrNames node.peers)
         else
           [
             {

@@ -26,7 +26,6 @@ in
       after = [
         "dsv41-supervisor.service"
         "dsv41-pack.service"
-        "network-online.target"
       ];
       unitConfig.RequiresMountsFor = map node.path [
         checkpoint.path
