@@ -61,7 +61,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--scripted-scheduler", type=int, help=argparse.SUPPRESS)
     arguments, _ = parser.parse_known_args(argv)
     if arguments.tp_size != arguments.nnodes:
-        parser.error(f"--tp-size {arguments.tp_size} and --nnodes {arguments.nnodes}: the scripted engine has one rank a node")
+        parser.error(
+            f"--tp-size {arguments.tp_size} and --nnodes {arguments.nnodes}: the scripted engine has one rank a node"
+        )
     return arguments
 
 
@@ -93,7 +95,9 @@ class Launcher:
             return EXIT_REFUSED
         if (reason := self._script.now.refuse_arming) is not None:
             arming.report("launcher", refused=reason)
-            self._log(f"scripted engine: adapter refused: {reason}. Turn it off, or take refuse_arming out of the script.")
+            self._log(
+                f"scripted engine: adapter refused: {reason}. Turn it off, or take refuse_arming out of the script."
+            )
             return EXIT_REFUSED
         if self._script.now.ignore_sigterm:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._asked_to_stop)
@@ -237,7 +241,10 @@ class Launcher:
             self._log("Received sigquit from a child process. It usually means the child failed.")
         else:
             if status < 0:
-                self._log(f"Subprocess scheduler_0 (pid={pid}) crashed with exit code {status}. Triggering SIGQUIT for cleanup...")
+                self._log(
+                    f"Subprocess scheduler_0 (pid={pid}) crashed with exit code {status}. "
+                    "Triggering SIGQUIT for cleanup..."
+                )
             self._log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
             await asyncio.sleep(self._script.now.crash_s)
         self._log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=True, pid={os.getpid()}")

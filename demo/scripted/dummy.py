@@ -1,4 +1,4 @@
-"""What ranks other than 0 serve: /health is always 200, whatever state the fleet is in. Written by hand: it starts at once."""
+"""What ranks other than 0 serve: /health is always 200, whatever state the fleet is in. By hand: it starts at once."""
 
 from __future__ import annotations
 

@@ -198,7 +198,8 @@ class _Builder:
             refusals.append(
                 Refusal(
                     S.CONFIG,
-                    f"{self._root} has {free / _GB:.1f} GB free, and making the engine's environment takes {need / _GB:.1f} GB.",
+                    f"{self._root} has {free / _GB:.1f} GB free, and making the engine's environment takes "
+                    f"{need / _GB:.1f} GB.",
                     f"Free {(need - free) / _GB:.1f} GB there.",
                     transient=True,
                 )
@@ -424,7 +425,9 @@ def _failure(what: str, text: str, status: int, log_path: Path) -> Dsv41Error:
     last = (errors or lines or [f"exit status {status}"])[-1][:300].rstrip(".")
     if "No space left on device" in text:
         hint, transient = f"Free some space for {log_path.parent}, then try again.", True
-    elif re.search(r"Max retries|NewConnectionError|Temporary failure in name|timed out|No matching distribution", text):
+    elif re.search(
+        r"Max retries|NewConnectionError|Temporary failure in name|timed out|No matching distribution", text
+    ):
         hint, transient = "Check the network, the proxy and pip's settings (PIP_INDEX_URL), then try again.", True
     else:
         hint, transient = f"See {log_path}.", False

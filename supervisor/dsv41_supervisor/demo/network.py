@@ -239,7 +239,10 @@ class Network:
         rails = sorted({name for node in nodes for name, end in node.rails.items() if end.peer is None})
         with _netlink() as ipr:
             links = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
-            for bridge, prefix, mtu in (("mgmt", "mgmt-", 1500), *((f"rail-{r}", f"rail-{r}-", RAIL_MTU) for r in rails)):
+            for bridge, prefix, mtu in (
+                ("mgmt", "mgmt-", 1500),
+                *((f"rail-{r}", f"rail-{r}-", RAIL_MTU) for r in rails),
+            ):
                 ipr.link("add", ifname=bridge, kind="bridge", br_stp_state=0, br_forward_delay=0)
                 (index,) = ipr.link_lookup(ifname=bridge)
                 for name, port in links.items():

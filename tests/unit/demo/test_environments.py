@@ -38,7 +38,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(os.path.join(wheel_directory, name), "w") as z:
         z.write("ours.py")
         z.writestr("ours-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: ours\\nVersion: 1.0\\n")
-        z.writestr("ours-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        z.writestr("ours-1.0.dist-info/WHEEL", wheel)
         z.writestr("ours-1.0.dist-info/RECORD", "")
     return name
 """
@@ -93,7 +94,9 @@ def ensure(root: Path, out: io.StringIO | None = None, recipe: Recipe = RECIPE) 
 
 
 def value_in(environment: environments.EngineEnvironment) -> str:
-    return subprocess.run([environment.python, "-c", "import ours; print(ours.VALUE)"], capture_output=True, text=True).stdout
+    return subprocess.run(
+        [environment.python, "-c", "import ours; print(ours.VALUE)"], capture_output=True, text=True
+    ).stdout
 
 
 def test_it_says_first_what_it_will_download_and_is_made_once(made: tuple[Path, str], root: Path) -> None:
@@ -127,7 +130,9 @@ def test_an_interrupted_environment_is_made_anew(root: Path) -> None:
 
 def test_what_does_not_load_is_one_sentence_and_is_not_trusted_later(root: Path) -> None:
     (root / "local" / "ours.py").write_text("import nothing_of_this_name\n")
-    with pytest.raises(Dsv41Error, match="does not load: ModuleNotFoundError: .*nothing_of_this_name.*install.log") as e:
+    with pytest.raises(
+        Dsv41Error, match="does not load: ModuleNotFoundError: .*nothing_of_this_name.*install.log"
+    ) as e:
         ensure(root)
     assert e.value.exit_status is Exit.REFUSED
     assert "local" not in json.loads((root / ".venv-engine" / MARK).read_text())
@@ -146,7 +151,11 @@ def test_a_failed_install_is_one_sentence_with_the_log(root: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence", "status"),
     [
-        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "Free some space", 69),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "Free some space",
+            69,
+        ),
         ("ERROR: No matching distribution found for torch==2.14.1", "torch==2.14.1. Check the network, the proxy", 69),
         ("error: subprocess-exited-with-error\nERROR: Failed building wheel", "Failed building wheel. See /x/log.", 78),
     ],

@@ -23,7 +23,9 @@ from dsv41_supervisor.errors import Dsv41Error, Exit, Refused
 from dsv41_supervisor.settings import EngineKind, Settings, parse
 
 
-def document(n_nodes: int, mode: Mode, root: Path, engine: EngineKind, tp: int | None = None, **more: Any) -> dict[str, Any]:
+def document(
+    n_nodes: int, mode: Mode, root: Path, engine: EngineKind, tp: int | None = None, **more: Any
+) -> dict[str, Any]:
     """Settings for a network that is planned but not built."""
     network = Network(n_nodes, Probe(mode, "test"))
     if mode is Mode.NAMESPACES:

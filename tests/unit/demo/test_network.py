@@ -95,7 +95,9 @@ def test_every_cable_carries_a_whole_9000_byte_packet_and_not_one_byte_more(n_no
 def test_a_cable_of_the_triangle_joins_its_two_nodes_and_no_third(triangle: Network) -> None:
     one, two, three = triangle.nodes
     address = str(two.rails["a"].address.ip)
-    with subprocess.Popen(triangle.argv_in("spark2", [sys.executable, "-c", ECHO, address]), stdout=subprocess.PIPE) as echo:
+    with subprocess.Popen(
+        triangle.argv_in("spark2", [sys.executable, "-c", ECHO, address]), stdout=subprocess.PIPE
+    ) as echo:
         assert echo.stdout is not None and echo.stdout.readline() == b"bound\n"
         assert run(triangle, "spark1", sys.executable, "-c", ASK, address, "10") == "10"
         assert "unreachable" in run(triangle, "spark3", sys.executable, "-c", ASK, address, "10")
@@ -106,7 +108,9 @@ def test_a_cable_of_the_triangle_joins_its_two_nodes_and_no_third(triangle: Netw
 @needs_root
 def test_a_user_on_this_machine_reaches_the_head_over_the_way_in(triangle: Network) -> None:
     address = str(triangle.gateway_address)
-    with subprocess.Popen(triangle.argv_in("spark1", [sys.executable, "-c", ECHO, address]), stdout=subprocess.PIPE) as echo:
+    with subprocess.Popen(
+        triangle.argv_in("spark1", [sys.executable, "-c", ECHO, address]), stdout=subprocess.PIPE
+    ) as echo:
         assert echo.stdout is not None and echo.stdout.readline() == b"bound\n"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.settimeout(5)
@@ -150,9 +154,10 @@ def test_a_killed_demo_leaves_no_process_namespace_or_link(how: str) -> None:
         net = Network(3, Probe(Mode("{how}"), "test"))
         net.open()
         # A process that renames itself over its environment, as SGLang's do, below one that is still marked.
-        shell = "sleep 600 & exec env -i sleep 600 & wait"
+        shell = "sleep 600 & env -i sleep 600 & wait"
         inside = subprocess.Popen(net.argv_in("spark3", ["sh", "-c", shell]), start_new_session=True)
-        print(json.dumps([net.way_in, net._keeper.pid, inside.pid, *[p for p, _ in net._namespaces.values()]]), flush=True)
+        holders = [pid for pid, _ in net._namespaces.values()]
+        print(json.dumps([net.way_in, net._keeper.pid, inside.pid, *holders]), flush=True)
         time.sleep(600)
     """)
     owner = subprocess.Popen([sys.executable, "-c", owner_code], stdout=subprocess.PIPE, text=True)
