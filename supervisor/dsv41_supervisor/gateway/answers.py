@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from aiohttp import web
 
-MAX_UPSTREAM_MESSAGE = 4000
+MAX_UPSTREAM_MESSAGE = 2000
+MAX_VALIDATION_ERRORS = 3
+
+_TRACE = "\n\n  File "
+_VALIDATION = re.compile(r"'loc': \(([^)]*)\), 'msg': (['\"])(.*?)\2(?:, '(?:input|ctx|url)'|\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,31 @@ def from_engine(status: int, body: bytes) -> Failure:
         code = inner.get("code")
     if not isinstance(message, str):
         message = f"The engine answered {status} without saying why."
+    message, named = _readable(message)
     client = status < 500
     return Failure(
         status,
         message[:MAX_UPSTREAM_MESSAGE],
         "invalid_request_error" if client else "server_error",
         code if isinstance(code, str) else ("engine_refused" if client else "engine_error"),
-        param if isinstance(param, str) else None,
+        param if isinstance(param, str) else named,
     )
+
+
+def _readable(message: str) -> tuple[str, str | None]:
+    """SGLang's message for people, and the field it is about.
+
+    A body that its models refuse comes back as Python literals with the input echoed, then file paths of the
+    engine. Source: `validation_exception_handler` in http_server.py, sglang 0.5.23.
+    """
+    text = message.partition(_TRACE)[0].strip()
+    if "validation error" not in text[:40]:
+        return text, None
+    told: dict[str, str] = {}
+    for found in _VALIDATION.finditer(text):
+        names = [part.strip(" '\"") for part in found[1].split(",")]
+        told.setdefault(".".join(name for name in names if name and name != "body"), found[3])
+    if not told:
+        return "The engine does not accept a field of this request.", None
+    first = list(told.items())[:MAX_VALIDATION_ERRORS]
+    return "; ".join(f"{where}: {what}" if where else what for where, what in first), first[0][0] or None

@@ -251,7 +251,7 @@ def _no_constant(name: str) -> None:
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     """On every answer, streams included."""
     request[STARTED] = True
-    response.headers["x-request-id"] = request[REQUEST_ID]
+    response.headers["x-request-id"] = request.get(REQUEST_ID, "")
     response.headers["Server"] = "dsv41"
 
 

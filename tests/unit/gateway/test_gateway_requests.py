@@ -21,6 +21,15 @@ ADMIN_ROUTES = [
 ]  # fmt: skip
 
 
+VALIDATION = (
+    "2 validation errors:\n"
+    "  {'type': 'list', 'loc': ('body', 'tools'), 'msg': 'Input should be a valid list', 'input': 'SECRET'}\n"
+    "  {'type': 'odd', 'loc': ('body', 'n'), 'msg': \"Don't\", 'input': 'SECRET'}\n\n"
+    '  File "/opt/engine/http_server.py", line 7, in chat\n    POST /v1/chat/completions [{...}]'
+)
+"""How SGLang 0.5.23 words a body that its models refuse."""
+
+
 def is_openai_error(body: dict[str, Any]) -> bool:
     return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
 
@@ -251,6 +260,19 @@ async def test_headers_without_end_are_refused(start: Any, head: bytes) -> None:
         ),
         (400, {"error": {"message": "nested", "code": "x", "param": "tools"}}, "nested", "x"),
         (422, {"detail": "told"}, "told", "engine_refused"),
+        (400, {"message": VALIDATION}, "tools: Input should be a valid list; n: Don't", "engine_refused"),
+        (
+            400,
+            {"message": "1 validation error:\n  odd"},
+            "The engine does not accept a field of this request.",
+            "engine_refused",
+        ),
+        (
+            500,
+            {"message": 'Internal server error: x\n\n  File "/secret.py", line 1'},
+            "Internal server error: x",
+            "engine_error",
+        ),
         (500, "<html>", "The engine answered 500 without saying why.", "engine_error"),
     ],
 )
