@@ -21,7 +21,8 @@ REPOSITORY = HERE.parent.parent
 OLDEST = (2, 18)
 """Nix 2.8 reads the modules but rejects the flake's `nixosModules.default`."""
 
-INSTALL_TIMEOUT_S = 300
+INSTALL_TIMEOUT_S = 240
+"""Below the limit of one test, so that the reason is told and not a timeout."""
 RUN_TIMEOUT_S = 120
 
 CONFIGURATION = """\

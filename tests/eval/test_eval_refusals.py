@@ -45,8 +45,7 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
     "node_name_with_capitals": (
         TRIANGLE,
         "set.fleet.nodes.Spark4 = { rank = 3; };",
-        "services.dsv41.settings.fleet.nodes has the name Spark4, "
-        "expected names that match ^[a-z][a-z0-9-]{0,30}$.",
+        "services.dsv41.settings.fleet.nodes has the name Spark4, expected names that match ^[a-z][a-z0-9-]{0,30}$.",
     ),
     "no_nodes": (
         None,

@@ -43,8 +43,7 @@ def masked(text: str) -> str:
 def rendered(nix: Nix) -> Rendered:
     everything = nix.value(RENDERED)
     return {
-        machine: {name: masked(text) for name, text in files.items() if text}
-        for machine, files in everything.items()
+        machine: {name: masked(text) for name, text in files.items() if text} for machine, files in everything.items()
     }
 
 
@@ -81,9 +80,7 @@ def test_rank_0_on_the_head_waits_for_readiness_and_is_restarted_by_nobody(
     ):
         assert line in unit
     command = next(line for line in unit if line.startswith("ExecStart="))
-    assert re.search(
-        r'/bin/dsv41" "rank" %i "--settings" "\S+-dsv41-settings.json" "--node" "spark1"', command
-    )
+    assert re.search(r'/bin/dsv41" "rank" %i "--settings" "\S+-dsv41-settings.json" "--node" "spark1"', command)
 
 
 def test_rank_keeps_the_devices_of_gpu_and_rdma(rendered: Rendered) -> None:
