@@ -9,6 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -25,9 +26,11 @@ from .running import Running
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-CALLER = web.RequestKey("caller", Caller)
-REQUEST_ID = web.RequestKey("request_id", str)
-STARTED = web.RequestKey("started", bool)
+# until aiohttp >= 3.14 everywhere: earlier ones know plain strings only (nixpkgs has one of them).
+_key: Callable[[str, type], Any] = getattr(web, "RequestKey", lambda name, _: name)
+CALLER = _key("caller", Caller)
+REQUEST_ID = _key("request_id", str)
+STARTED = _key("started", bool)
 _KEYLESS = frozenset({"/health", "/ready"})
 
 quiet = logging.getLogger("dsv41.gateway.http")

@@ -238,13 +238,10 @@ async def test_a_body_that_never_comes_is_a_408(start: Any) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "head", [b"X-Long: " + b"a" * 40_000, b"\r\n".join(b"X-%d: a" % i for i in range(500))]
-)
-async def test_headers_without_end_are_refused(start: Any, head: bytes) -> None:
+async def test_a_header_without_end_is_refused(start: Any) -> None:
     fleet = await start()
     reader, writer = await asyncio.open_connection("127.0.0.1", fleet.config.port)
-    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 40_000 + b"\r\n\r\n")
     assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
 
