@@ -1,0 +1,147 @@
+"""The engines that tests share. Two at TP1 stay up; those at TP3 are asked once and stopped (9 GB each)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dsv41_adapters.report import ArmedReport
+
+from tests.engine.engines import Answer, Engine, pack_rows, running, without_tables
+
+PROMPTS = (
+    "Hello world, this is a spark.",
+    "The quick brown fox 0123456789 jumps over the lazy dog. " * 6,  # several prefill chunks of 64 tokens
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "Größe, naïve café, 火花, ﬁ and  two  spaces\n\n\tand a tab",
+    "The quick brown fox 0123456789 jumps over",  # shares a cached prefix with the second
+    "x",
+)
+N_TOKENS = 16
+
+
+@pytest.fixture(scope="session")
+def engine_python(repo_root: Path) -> Path:
+    """The engine environment's Python. Never skipped: without it the equality of answers is not shown."""
+    python = repo_root / ".venv-engine" / "bin" / "python"
+    if not python.exists():
+        pytest.fail(f"{python} does not exist, so the real SGLang cannot be run. Run `make engine` once.")
+    return python
+
+
+@pytest.fixture(scope="session")
+def pruned_checkpoint(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with its two table files emptied: whoever reads a table fails."""
+    return without_tables(demo_checkpoint, tmp_path_factory.mktemp("pruned") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def packed(
+    demo_checkpoint: Path, demo_revision: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, str], Path]:
+    """Packed rows of every rank, made once for each world size and partition."""
+    base = tmp_path_factory.mktemp("rows")
+
+    def rows(world_size: int, partition: str) -> Path:
+        directory = base / f"{partition}-{world_size}"
+        pack_rows(
+            demo_checkpoint, directory, world_size=world_size, partition=partition, revision=demo_revision
+        )
+        return directory
+
+    return rows
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a fleet answered and reported before it was stopped."""
+
+    answers: list[Answer]
+    reports: list[list[ArmedReport]]
+    counters: list[dict[str, int]]
+    logs: list[str]
+    ready_s: float
+
+
+def battery(engine: Engine) -> list[Answer]:
+    """The same questions in the same order: one by one, all in a batch, and once more from the prefix cache."""
+    answers = [answer for prompt in PROMPTS for answer in engine.generate([prompt], N_TOKENS)]
+    answers += engine.generate(list(PROMPTS), N_TOKENS)
+    return answers
+
+
+def record(engine: Engine) -> Recorded:
+    answers = battery(engine)
+    ranks = range(engine.world_size)
+    return Recorded(
+        answers,
+        [engine.reports(rank) for rank in ranks],
+        [engine.counters(rank) for rank in ranks],
+        [rank.log for rank in engine.ranks],
+        engine.ready_s,
+    )
+
+
+@pytest.fixture(scope="session")
+def stock_tp3(
+    engine_python: Path, demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Recorded:
+    """SGLang as it is: no plan, tables in memory."""
+    directory = tmp_path_factory.mktemp("stock-tp3")
+    with running(engine_python, demo_checkpoint, directory, world_size=3, with_plan=False) as engine:
+        return record(engine)
+
+
+@pytest.fixture(scope="session", params=["balanced", "contiguous"])
+def nvme_tp3(
+    request: pytest.FixtureRequest,
+    engine_python: Path,
+    pruned_checkpoint: Path,
+    demo_revision: str,
+    packed: Callable[[int, str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Recorded:
+    directory = tmp_path_factory.mktemp(f"nvme-tp3-{request.param}")
+    rows = packed(3, request.param)
+    with running(
+        engine_python, pruned_checkpoint, directory,
+        world_size=3, rows=rows, partition=request.param, revision=demo_revision,
+    ) as engine:  # fmt: skip
+        return record(engine)
+
+
+@pytest.fixture(scope="session")
+def stock_tp1(
+    engine_python: Path, demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Our plugin with nothing asked for, tables in memory."""
+    directory = tmp_path_factory.mktemp("stock-tp1")
+    with running(engine_python, demo_checkpoint, directory, world_size=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def stock_tp1_answers(stock_tp1: Engine) -> list[Answer]:
+    return battery(stock_tp1)
+
+
+@pytest.fixture(scope="session")
+def rows_tp1(packed: Callable[[int, str], Path]) -> Path:
+    return packed(1, "balanced")
+
+
+@pytest.fixture(scope="session")
+def nvme_tp1(
+    engine_python: Path,
+    pruned_checkpoint: Path,
+    demo_revision: str,
+    rows_tp1: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Engine]:
+    directory = tmp_path_factory.mktemp("nvme-tp1")
+    with running(
+        engine_python, pruned_checkpoint, directory, world_size=1, rows=rows_tp1, revision=demo_revision
+    ) as engine:
+        yield engine
