@@ -183,21 +183,25 @@ class Gateway:
     def _generate(self, path: str, rules: Policy) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             self._require_ready()  # before the body: nobody uploads for a 503
-            raw = await self._body(request)
-            try:
-                body, effective = rules(parse(raw), self._config.limits)
-                encode(body)
-            except policy.BadRequest as bad:
-                raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None
+            job = await self._job(request, rules)
             now = self._require_ready()
-            # No await between this look and the ticket: a boot that ends from now on ends this request too.
+            # No await between this look and the ticket: a boot that ends from now on ends this request.
             ticket = self._running.open(now.boot)
-            job = Job(f"{now.upstream}{path}", body, effective, {"x-dsv41-boot": now.boot or ""})
-            if effective.stream:
+            job.url = f"{now.upstream}{path}"
+            job.headers = {"x-dsv41-boot": now.boot or ""}
+            if job.effective.stream:
                 return await self._forwarder.stream(request, job, ticket)
             return await self._forwarder.whole(job, ticket)
 
         return handle
+
+    async def _job(self, request: web.Request, rules: Policy) -> Job:
+        """The request, read and normalised; the job alone holds it, until the engine has it."""
+        try:
+            body, effective = rules(parse(await self._body(request)), self._config.limits)
+            return Job(body, encode(body), effective)
+        except policy.BadRequest as bad:
+            raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None
 
     def _require_ready(self) -> Readiness:
         now = self._readiness()
@@ -205,7 +209,7 @@ class Gateway:
             raise Refuse(not_ready(now.sentence, now.retry_after_s))
         return now
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request) -> bytearray:
         if request.content_type != "application/json":
             shown = request.headers.get("Content-Type", "missing")[:80]
             message = f"Content-Type is {shown}: send the header `Content-Type: application/json`."
@@ -217,7 +221,7 @@ class Gateway:
             request.writer.output_size = 0
         try:
             async with asyncio.timeout(self._config.timings.body_s):
-                return await request.read()
+                return await self._read(request)
         except TimeoutError:
             message = f"The body did not arrive within {self._config.timings.body_s:g} s."
             raise Refuse(bad_request(message, code="request_timeout", status=408)) from None
@@ -226,8 +230,17 @@ class Gateway:
                 bad_request("The body's transfer or content encoding is broken.", code="bad_encoding")
             ) from None
 
+    async def _read(self, request: web.Request) -> bytearray:
+        """Not `request.read()`, which keeps the body for as long as its answer streams."""
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > self._config.max_body_bytes:
+                raise Refuse(_too_large(self._config.max_body_bytes))
+        return body
 
-def parse(raw: bytes) -> Body:
+
+def parse(raw: bytes | bytearray) -> Body:
     """A JSON object out of a body. Raises BadRequest that says where it is wrong."""
     if not raw:
         raise policy.BadRequest("The body is empty: send a JSON object.", code="invalid_json")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 from aiohttp import web
@@ -49,12 +49,13 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way: where it goes, what is sent, what holds for it."""
+    """One request on its way: what is sent (also encoded), what holds for it, where it goes."""
 
-    url: str
     body: Body
+    encoded: bytes
     effective: Effective
-    headers: dict[str, str]
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
 
     def answer_headers(self) -> dict[str, str]:
         return self.headers | self.effective.headers()
@@ -174,13 +175,14 @@ class Forwarder:
         """The engine's 200. Raises EngineRefused for anything else."""
         for attempt in (1, 2):
             try:
-                response = await self._session.post(job.url, data=encode(job.body), allow_redirects=False)
+                response = await self._session.post(job.url, data=job.encoded, allow_redirects=False)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 # It died since the supervisor last looked, so it never saw this request.
                 raise EngineRefused(ABSENT) from None
             except ENGINE_GONE:
                 raise EngineRefused(LOST) from None
             if response.status == 200:
+                job.body, job.encoded = {}, b""  # a prompt has megabytes, an answer streams for minutes
                 return response
             try:
                 failure = await self._failure(response)
@@ -195,6 +197,7 @@ class Forwarder:
                 break
             # The limit was ours, not the client's, and it does not fit behind this prompt: take what is left.
             job.body = policy.with_max_tokens(job.body, room)
+            job.encoded = encode(job.body)
             job.effective = replace(job.effective, max_tokens=room)
         raise EngineRefused(failure)
 

@@ -28,13 +28,16 @@ MODEL = "deepseek-v4.1-flash"
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
+_PORTS = iter(random.sample(range(12_000, 19_000), 7_000))
+
+
 def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections: none of them takes it meanwhile."""
-    while True:
-        port = random.randint(12_000, 19_000)
+    """A port below those that the kernel gives to outgoing connections, and never the same one twice."""
+    for port in _PORTS:
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("no port is free from 12000 to 18999")
 
 
 async def _serve(app: web.Application, port: int) -> web.AppRunner:
