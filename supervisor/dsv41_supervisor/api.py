@@ -143,7 +143,7 @@ class Api:
 
     async def fleet_drain(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
-        return web.json_response({"said": await self._head().drain(str(body.get("by", "the API")))}, status=202)
+        return web.json_response({"said": self._head().drain(str(body.get("by", "the API")))}, status=202)
 
     async def fleet_readiness(self, request: web.Request) -> web.StreamResponse:
         head = self._head()

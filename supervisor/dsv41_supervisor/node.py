@@ -21,7 +21,7 @@ from dsv41_adapters.report import read_counters, read_reports
 from . import __version__
 from .atomic import read_json, write_json
 from .changes import Changes
-from .errors import Dsv41Error, Refusal, Refused, Stage
+from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fleet.lease import LeaseBook, StaleBoot
 from .journal import Event, event, fields, log
 from .pack import PROGRESS
@@ -51,6 +51,7 @@ class Preparation:
     """Stages 2–4 of one boot on this node."""
 
     state: str = "idle"
+    boot_id: str | None = None
     stage: str | None = None
     refusals: tuple[Refusal, ...] = ()
     took_s: dict[str, float] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class NodeAgent:
             self._preparing.cancel()
         self.rank, self._plan = RankRecord(), None
         self._admitted.clear()
-        self._preparation = Preparation("running")
+        self._preparation = Preparation("running", boot.id)
         self._preparing = asyncio.get_running_loop().create_task(self._prepare())
         self.changes.bump()
 
@@ -177,8 +178,7 @@ class NodeAgent:
         if body.get("lost") and known.state not in ENDED:
             self.fail(str(body["lost"]))
         if body.get("exit_status") is not None and known.state not in ENDED:
-            known.exit_status = int(body["exit_status"])
-            self.fail(f"the engine ended by itself ({_exit_text(known.exit_status)})", refused=known.exit_status == 78)
+            self._ended("the engine ended by itself", int(body["exit_status"]))
         return {
             "go_on": known.state not in ENDED,
             "reason": known.reason,
@@ -193,8 +193,7 @@ class NodeAgent:
             return
         state = self.rank.state
         if state in (RankState.CHECKING, *RUNNING):
-            self.rank.exit_status = status.exit_status
-            self.fail(f"its process ended ({_exit_text(status.exit_status)})", refused=status.exit_status == 78)
+            self._ended("its process ended", status.exit_status)
 
     # -- what watching finds -----------------------------------------------------------------------------------------
 
@@ -248,6 +247,7 @@ class NodeAgent:
             "lease_left_s": round(self.leases.left_s(now), 1),
             "prepare": {
                 "state": preparation.state,
+                "boot": preparation.boot_id,
                 "stage": preparation.stage,
                 "fraction": progress.get("fraction") if progress else None,
                 "took_s": preparation.took_s,
@@ -363,6 +363,13 @@ class NodeAgent:
         log.info("rank %d: %s -> %s%s", self.rank_number, before, self.rank.state, f": {reason}" if reason else "")
         self._save()
         self.changes.bump()
+
+    def _ended(self, what: str, exit_status: int | None) -> None:
+        """The engine is gone; a refused adapter says why better than the exit status does."""
+        self.rank.exit_status = exit_status
+        self.armed_as_asked()
+        if self.rank.state is not RankState.FAILED:
+            self.fail(f"{what} ({_exit_text(exit_status)})", refused=exit_status == Exit.REFUSED)
 
     def fail(self, reason: str, *, refused: bool = False) -> None:
         self.rank.refused = refused

@@ -18,6 +18,7 @@ from dsv41_supervisor.atomic import write_json
 from dsv41_supervisor.demo.fleet import DemoFleet
 from dsv41_supervisor.demo.fleet_settings import choose_ports, demo_settings, ensure_keys
 from dsv41_supervisor.demo.network import Mode, Network, mode
+from dsv41_supervisor.errors import PeerUnreachable
 from dsv41_supervisor.fleet.peers import SupervisorClient
 from dsv41_supervisor.settings import EngineKind, parse
 from dsv41_supervisor.smoke import Answer, ask, first_key
@@ -64,6 +65,19 @@ class FleetUnderTest:
                     + "\n".join(f"{at:.2f} {text}" for at, text in self.seen[-20:])
                 )
             await asyncio.sleep(0.05)
+
+    async def until_answering(
+        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30
+    ) -> dict[str, Any]:
+        """As `until`, while the head's supervisor may not answer yet."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return await self.until(condition, what, max(0.1, deadline - time.monotonic()))
+            except PeerUnreachable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
 
     def script(self, behaviour: dict[str, Any]) -> None:
         """What the scripted engine does from now on."""

@@ -79,9 +79,3 @@ def test_all_refusals_are_shown_together() -> None:
 def test_text_that_is_not_json_is_refused_with_its_source() -> None:
     with pytest.raises(Dsv41Error, match="fleet.json is not JSON"):
         parse("{", "fleet.json")
-
-
-def test_a_scripted_engine_with_adapters_is_refused() -> None:
-    document = with_value("engine.kind", "scripted")
-    document["adapters"] = {"engram_nvme": {}}
-    assert "engine.kind is scripted, which has no adapters" in refusals(document)

@@ -21,8 +21,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "adapters",
         help="list the changes to the engine, each with its state and why",
-        description="Lists every adapter. With --settings and --node: whether it is asked for there, and what "
-        "the rank's processes report. An adapter is off, armed, engaged (armed and called) or refused.",
+        description="Lists every adapter. With --settings and --node: whether it is asked for there, and "
+        "what the rank's processes report. An adapter is off, armed, engaged (armed and called) or refused.",
     )
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings of the fleet, JSON")
     parser.add_argument("--node", metavar="NAME", help="the node whose rank is asked about")

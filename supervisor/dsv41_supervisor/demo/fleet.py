@@ -53,7 +53,7 @@ class DemoFleet:
     async def start_supervisors(self) -> None:
         """Start every node's supervisor and wait until all answer. Raises with the log of one that ended."""
         for node in self.settings.fleet.in_rank_order:
-            await self._start("supervisor", node)
+            await self.start_daemon("supervisor", node)
         deadline = Deadline.after(SUPERVISOR_START_S, "the supervisors to answer", stage=Stage.CONFIG)
         for node in self.settings.fleet.in_rank_order:
             async with SupervisorClient(self.settings, node) as client:
@@ -64,7 +64,7 @@ class DemoFleet:
 
     async def start_gateway(self) -> None:
         """Start the gateway on the head and wait until it listens."""
-        gateway = await self._start("gateway", self.settings.fleet.head)
+        gateway = await self.start_daemon("gateway", self.settings.fleet.head)
         deadline = Deadline.after(GATEWAY_START_S, "the gateway to listen", stage=Stage.GATEWAY)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while True:
@@ -106,7 +106,8 @@ class DemoFleet:
                 await daemon.process.wait()
         self.daemons.clear()
 
-    async def _start(self, what: str, node: str) -> Daemon:
+    async def start_daemon(self, what: str, node: str) -> Daemon:
+        """Start one daemon of a node; returns at once."""
         log_path = self.state_root / node / f"{what}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         argv = [

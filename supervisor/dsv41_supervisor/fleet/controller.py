@@ -22,16 +22,19 @@ from ..deadline import Deadline
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
 from ..journal import Event, event, log
 from ..node import NodeAgent
-from ..rank.phases import Phase
 from ..rank.plan import Boot
-from ..rank.state import RankState
 from ..settings import Settings
+from .judge import Seen
 from .members import LocalMember, RemoteMember
 from .samebits import differences
 
 PEERS_TIMEOUT_S = 20
 PACKING_TIMEOUT_S = 4 * 3600
+START_TIMEOUT_S = 3600
+BOOT_TIMEOUT_S = 24 * 3600
+"""Last resorts: what ends a boot that stands still are the stall timers of each phase."""
 LOST_GRACE_S = 2.0
+STALE_COUNT_S = 5.0
 
 
 class FleetState(StrEnum):
@@ -100,13 +103,12 @@ class FleetController:
         self._set_wanted(False)
         return "stopping"
 
-    async def drain(self, by: str) -> str:
+    def drain(self, by: str) -> str:
         """Take no new requests, let the running ones finish, then stop."""
         if self.state is not FleetState.SERVING:
             return self.down(by)
         self._decide(f"drain was asked for by {by}")
         self._set_state(FleetState.DRAINING, "draining")
-        await self.members[self.settings.fleet.head].drain()
         self._set_wanted(False)
         return "draining"
 
@@ -123,7 +125,7 @@ class FleetController:
             "upstream": f"http://127.0.0.1:{port}",
             "served_model_name": self.settings.engine.served_model_name,
             "retry_after_s": self._retry_after_s(),
-            "detail": self._detail(),
+            "detail": self._seen().detail(),
         }
 
     async def status(self) -> dict[str, Any]:
@@ -212,28 +214,26 @@ class FleetController:
         await self._each(list(self.members), lambda m: m.prepare(boot))
         for member in self.members.values():
             member.lease_boot = boot.id
-        await self._until(self._prepared, Deadline.after(PACKING_TIMEOUT_S, "the checks of every node"))
+        await self._until(lambda seen: seen.all_prepared(boot.id), PACKING_TIMEOUT_S, "the checks of every node")
         same = differences({n: m.status for n, m in self.members.items() if m.status is not None})
         if same:
             raise Refused(same)
         workers = [name for name in fleet.in_rank_order if name != fleet.head]
         self._note("workers start")
         await self._each(workers, lambda m: m.start(boot.id))
-        await self._until(lambda: all(self._waits_at_rendezvous(w) for w in workers),
-                          Deadline.after(3600, "the workers to wait at the rendezvous"))  # fmt: skip
+        await self._until(
+            lambda seen: all(seen.waits_at_rendezvous(w) for w in workers), START_TIMEOUT_S, "the workers to wait"
+        )
         self._note("head starts")
         await self._each([fleet.head], lambda m: m.start(boot.id))
-        await self._until(
-            lambda: all(self._rank_state(n) is RankState.READY for n in self.members),
-            Deadline.after(24 * 3600, "every rank to be ready"),
-        )
+        await self._until(Seen.all_ready, BOOT_TIMEOUT_S, "every rank to be ready")
         self._note("serving")
 
     async def _serve(self) -> None:
         """Watch until a rank is lost."""
         while True:
             seen = self.changes.version
-            lost = self._lost()
+            lost = self._seen().lost(self._boot.id if self._boot else None)
             if lost is not None:
                 break
             await self.changes.newer_than(seen, 0.5)
@@ -286,6 +286,7 @@ class FleetController:
 
     async def _bring_down(self) -> None:
         if self.state is FleetState.DRAINING:
+            await self.members[self.settings.fleet.head].drain()
             await self._drained()
         self._set_state(FleetState.STOPPING, "stopping")
         try:
@@ -299,12 +300,17 @@ class FleetController:
         event(Event.FLEET_STOPPED, "every rank is gone", stage=Stage.RANK)
 
     async def _drained(self) -> None:
-        """Wait for running requests, within the limit."""
+        """Wait for running requests, within the limit. A count that stands still while no token moves is an old one."""
         deadline = Deadline.after(self.settings.recovery.stop_timeout_s, "running requests to finish")
         probe = self._agent.probe
+        before, moved_at_s = None, time.monotonic()
         while not deadline.expired:
             load = await probe.load()
             if load is None or load.n_running + load.n_queued == 0:
+                return
+            if before is None or load.moved(before):
+                before, moved_at_s = load, time.monotonic()
+            elif time.monotonic() - moved_at_s > STALE_COUNT_S:
                 return
             await asyncio.sleep(0.25)
 
@@ -442,72 +448,30 @@ class FleetController:
         if refusals:
             raise Refused(refusals)
 
-    async def _until(self, condition: Callable[[], bool], deadline: Deadline) -> None:
-        """Wait for a condition over the members' statuses; a lost rank, node or failed check ends the wait."""
+    def _seen(self) -> Seen:
+        """One look at every node."""
+        return Seen(
+            self.settings.fleet,
+            {name: member.status for name, member in self.members.items()},
+            {name: member.silent_s for name, member in self.members.items()},
+        )
+
+    async def _until(self, condition: Callable[[Seen], bool], timeout_s: float, waiting_for: str) -> None:
+        """Wait for a condition over the nodes' statuses; a lost rank, a silent node or a failed check ends the wait."""
+        boot = self._boot
+        assert boot is not None
+        deadline = Deadline.after(timeout_s, waiting_for)
         while True:
             seen = self.changes.version
-            self._raise_failures()
-            if condition():
+            look = self._seen()
+            failures = look.failures(boot.id)
+            if failures:
+                raise Refused(failures)
+            if condition(look):
                 return
             if deadline.expired:
                 raise deadline.error()
             await self.changes.newer_than(seen, min(0.5, max(deadline.left_s, 0.01)))
-
-    def _prepared(self) -> bool:
-        return all(m.status is not None and m.status["prepare"]["state"] == "passed" for m in self.members.values())
-
-    def _raise_failures(self) -> None:
-        refusals: list[Refusal] = []
-        pending = False
-        for name, member in self.members.items():
-            number = self.settings.fleet.nodes[name].rank
-            status = member.status
-            if status is None:
-                refusals.append(
-                    Refusal(Stage.RANK, f"its supervisor has been silent for {member.silent_s:.0f} s.",
-                            f"Check {name}: is it on, is dsv41-supervisor running?", node=name, rank=number,
-                            transient=True)
-                )  # fmt: skip
-                continue
-            if status["prepare"]["state"] == "refused":
-                refusals += [Refusal.from_json(r) for r in status["prepare"]["refusals"]]
-            pending = pending or status["prepare"]["state"] == "running"
-            rank = status["rank"]
-            if rank["state"] in ("failed", "stopped"):
-                lines = [line for line in rank["last_lines"] if line.strip()][-3:]
-                said = f" It last said: {' | '.join(lines)}" if lines else ""
-                refusals.append(
-                    Refusal(Stage.ENGINE, f"{rank['reason'] or rank['state']}.{said}",
-                            f"Run dsv41 logs {name} for more.", node=name, rank=number,
-                            transient=not rank["refused"])
-                )  # fmt: skip
-        # All refusals of the checks are shown together, so wait for the slower nodes before giving up.
-        if refusals and not pending:
-            raise Refused(refusals)
-
-    def _rank_state(self, name: str) -> RankState | None:
-        status = self.members[name].status
-        return RankState(status["rank"]["state"]) if status is not None else None
-
-    def _waits_at_rendezvous(self, name: str) -> bool:
-        status = self.members[name].status
-        return (
-            status is not None
-            and status["rank"]["state"] == RankState.LOADING
-            and status["rank"]["phase"] != Phase.STARTING
-        )
-
-    def _lost(self) -> str | None:
-        """Why the fleet does not serve any more; None while every rank is ready in this boot."""
-        for name, member in self.members.items():
-            number = self.settings.fleet.nodes[name].rank
-            status = member.status
-            if status is None:
-                return f"rank {number} on {name}: its supervisor has been silent for {member.silent_s:.1f} s"
-            boot = (status["boot"] or {}).get("id")
-            if status["rank"]["state"] != RankState.READY or self._boot is None or boot != self._boot.id:
-                return f"rank {number} on {name} is {status['rank']['sentence']}"
-        return None
 
     async def _or_new_order(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` until it ends or someone asks for something else."""
@@ -558,19 +522,6 @@ class FleetController:
                 file.write(line)
         except OSError as error:
             log.warning("cannot write %s: %s", self._audit_path, error.strerror)
-
-    def _detail(self) -> str:
-        parts = []
-        for name, member in self.members.items():
-            status = member.status
-            number = self.settings.fleet.nodes[name].rank
-            if status is None:
-                parts.append(f"rank {number} on {name} unreachable")
-            elif status["prepare"]["state"] == "running":
-                parts.append(f"rank {number} on {name} in stage {status['prepare']['stage']}")
-            else:
-                parts.append(f"rank {number} on {name} {status['rank']['sentence']}")
-        return "; ".join(parts)
 
     def _retry_after_s(self) -> float:
         """An estimate from the last boot: what is left of it, at least a second."""

@@ -179,4 +179,7 @@ def _environment(settings: Settings, node: str, document_path: Path) -> dict[str
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = engine.omp_threads_bind
     if engine.device is Device.CPU:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        # A CUDA build of torch brings libnccl, and SGLang 0.5.23 then makes an NCCL communicator for device cpu and
+        # fails (pynccl.py:116). Without a library to load it leaves NCCL alone, as in a CPU build.
+        environment["SGLANG_NCCL_SO_PATH"] = "/dev/null"
     return environment

@@ -77,10 +77,6 @@ class Settings(Model):
                 for name, node in self.fleet.nodes.items()
                 if not node.rails and self.fleet.world_size > 1
             ]
-        if self.engine.kind is EngineKind.SCRIPTED and self.adapters_asked:
-            problems.append(
-                f"engine.kind is scripted, which has no adapters; adapters names {sorted(self.adapters_asked)}"
-            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

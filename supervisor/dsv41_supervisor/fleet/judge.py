@@ -1,0 +1,99 @@
+"""What the nodes' statuses mean for the fleet. Pure: statuses in, refusals and sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Refusal, Stage
+from ..rank.phases import Phase
+from ..rank.state import RankState
+from ..settings import Fleet
+
+Status = Mapping[str, Any]
+N_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at every node: its status, or None with the seconds for which it has been silent."""
+
+    fleet: Fleet
+    statuses: Mapping[str, Status | None]
+    silent_s: Mapping[str, float]
+
+    def number(self, node: str) -> int:
+        return self.fleet.nodes[node].rank
+
+    def all_prepared(self, boot_id: str) -> bool:
+        """Stages 2–4 of this boot passed on every node."""
+        return all(
+            s is not None and s["prepare"]["boot"] == boot_id and s["prepare"]["state"] == "passed"
+            for s in self.statuses.values()
+        )
+
+    def all_ready(self) -> bool:
+        return all(s is not None and s["rank"]["state"] == RankState.READY for s in self.statuses.values())
+
+    def waits_at_rendezvous(self, node: str) -> bool:
+        """The rank's engine has come to where it waits for the others, or further."""
+        status = self.statuses[node]
+        if status is None:
+            return False
+        rank = status["rank"]
+        return rank["state"] == RankState.LOADING and rank["phase"] != Phase.STARTING
+
+    def failures(self, boot_id: str) -> tuple[Refusal, ...]:
+        """Why this boot cannot go on; empty while it can, and while a slower node's checks still run: all refusals
+        of the checks are shown together."""
+        refusals: list[Refusal] = []
+        for node, status in self.statuses.items():
+            number = self.number(node)
+            if status is None:
+                what = f"its supervisor has been silent for {self.silent_s[node]:.0f} s."
+                hint = f"Check {node}: is it on, is dsv41-supervisor running?"
+                refusals.append(Refusal(Stage.RANK, what, hint, node=node, rank=number, transient=True))
+                continue
+            preparation, rank = status["prepare"], status["rank"]
+            if preparation["boot"] != boot_id or preparation["state"] == "running":
+                return ()
+            if preparation["state"] == "refused":
+                refusals += [Refusal.from_json(r) for r in preparation["refusals"]]
+            if rank["state"] in (RankState.FAILED, RankState.STOPPED):
+                lines = [line for line in rank["last_lines"] if line.strip()][-N_LINES:]
+                said = f" It last said: {' | '.join(lines)}" if lines else ""
+                refusals.append(
+                    Refusal(
+                        Stage.ENGINE,
+                        f"{rank['reason'] or rank['state']}.{said}",
+                        f"Run dsv41 logs {node} for more.",
+                        node=node,
+                        rank=number,
+                        transient=not rank["refused"],
+                    )
+                )
+        return tuple(refusals)
+
+    def lost(self, boot_id: str | None) -> str | None:
+        """Why the fleet does not serve any more; None while every rank is ready in this boot."""
+        for node, status in self.statuses.items():
+            where = f"rank {self.number(node)} on {node}"
+            if status is None:
+                return f"{where}: its supervisor has been silent for {self.silent_s[node]:.1f} s"
+            if status["rank"]["state"] != RankState.READY or (status["boot"] or {}).get("id") != boot_id:
+                return f"{where} is {status['rank']['sentence']}"
+        return None
+
+    def detail(self) -> str:
+        """Every rank in a few words."""
+        parts = []
+        for node, status in self.statuses.items():
+            where = f"rank {self.number(node)} on {node}"
+            if status is None:
+                parts.append(f"{where} unreachable")
+            elif status["prepare"]["state"] == "running":
+                parts.append(f"{where} in stage {status['prepare']['stage']}")
+            else:
+                parts.append(f"{where} {status['rank']['sentence']}")
+        return "; ".join(parts)

@@ -1,0 +1,49 @@
+"""Fault: SIGSTOP of the head's supervisor: nobody renews the lease.
+
+What the user sees: after the lease's time the workers' ranks have stopped by themselves; nobody serves half a fleet.
+What the operator sees: `the lease of boot … ran out; stopping` (MESSAGE_ID LEASE_EXPIRED) on the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from dsv41_supervisor.fleet.peers import SupervisorClient
+
+from tests.harness.fleet import kill, running_fleet
+
+TTL_S = 3
+
+
+async def test_ranks_without_a_live_lease_stop_themselves(tmp_path: Path, demo_checkpoint: Path) -> None:
+    def short(raw: dict[str, Any]) -> None:
+        raw["supervisor"]["lease_ttl_s"] = TTL_S
+        raw["recovery"]["backoff_s"] = 0
+
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=short) as fleet:
+        assert (await fleet.up())["state"] == "serving"
+        head = next(d for d in fleet.demo.daemons if d.node == "spark1")
+        kill(head.process.pid, signal.SIGSTOP)
+        try:
+            for node in ("spark2", "spark3"):
+                await _wait_for_stopped(fleet.settings, node)
+        finally:
+            kill(head.process.pid, signal.SIGCONT)
+        await fleet.until(lambda s: s["state"] == "serving", "the fleet came back when the head did", 40)
+
+
+async def _wait_for_stopped(settings, node: str) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + TTL_S + 10
+    async with SupervisorClient(settings, node) as worker:
+        while True:
+            status = (await worker.call("GET", "/status"))["nodes"][node]
+            measured = await worker.call("GET", "/node/measure")
+            if status["rank"]["state"] == "failed" and measured["n_processes"] == 0:
+                assert status["rank"]["reason"] == "the head has not renewed the lease"
+                return
+            assert time.monotonic() < deadline, status["rank"]
+            await asyncio.sleep(0.1)

@@ -1,0 +1,62 @@
+"""Fault: a foreign process holds a port that is needed.
+
+What the user sees: which port, on which node, and how to find who holds it. Exit 69; nothing of the foreigner is
+touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from dsv41_supervisor.errors import Dsv41Error, Exit
+
+from tests.harness.fleet import running_fleet
+
+
+def _hold(address: str, port: int) -> socket.socket:
+    foreign = socket.socket()
+    foreign.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    foreign.bind((address, port))
+    foreign.listen()
+    return foreign
+
+
+async def test_an_engine_port_held_by_another_is_named(tmp_path: Path, demo_checkpoint: Path) -> None:
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False) as fleet:
+        port = fleet.settings.fleet.nodes["spark2"].engine_port
+        with _hold("127.0.0.1", port):
+            status = await fleet.up()
+            assert status["state"] == "failed"
+            (refusal,) = status["refusals"]
+            assert refusal["node"] == "spark2"
+            assert f"port {port} is taken by a process that is not ours" in refusal["what"]
+            assert refusal["transient"] is True
+        assert (await fleet.up())["state"] == "serving"
+
+
+async def test_a_supervisor_whose_port_is_taken_says_so_and_ends(tmp_path: Path, demo_checkpoint: Path) -> None:
+    async with running_fleet(tmp_path, demo_checkpoint, nodes=1, loopback=True, gateway=False) as fleet:
+        here = fleet.settings.fleet.nodes["spark1"]
+        second = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dsv41_supervisor", "supervisor", "--settings", str(fleet.demo.settings_path),
+            "--node", "spark1", stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, stderr = await asyncio.wait_for(second.communicate(), 20)
+        assert second.returncode == Exit.UNAVAILABLE
+        address = f"{here.management_address}:{here.supervisor_port}"
+        assert f"spark1, config: cannot listen on {address}: Address already in use." in stderr.decode()
+        assert (await fleet.up())["state"] == "serving"
+
+
+async def test_a_gateway_whose_port_is_taken_is_named_with_its_log(tmp_path: Path, demo_checkpoint: Path) -> None:
+    async with running_fleet(tmp_path, demo_checkpoint, nodes=1, loopback=True, gateway=False) as fleet:
+        gateway = fleet.settings.gateway
+        with _hold(str(gateway.address), gateway.port), pytest.raises(Dsv41Error) as caught:
+            await fleet.demo.start_gateway()
+        assert str(gateway.port) in str(caught.value)
+        assert caught.value.exit_status is Exit.UNAVAILABLE
+        fleet.demo.daemons.pop()

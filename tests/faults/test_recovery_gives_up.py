@@ -1,0 +1,34 @@
+"""Fault: a fleet that served loses a rank again and again.
+
+What the user sees: after `max_recoveries` in the window the fleet stays down and says why.
+What the operator sees: the alert command runs once with that sentence; `dsv41 up` starts again from nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.harness.fleet import kill, running_fleet
+
+
+async def test_recoveries_are_bounded_and_the_alert_goes_out_once(tmp_path: Path, demo_checkpoint: Path) -> None:
+    alerts = tmp_path / "alerts"
+
+    def bounded(raw: dict[str, Any]) -> None:
+        raw["recovery"] |= {"max_recoveries": 1, "backoff_s": 0}
+        raw["alerts"] = {"command": ["/bin/sh", "-c", f"cat >> {alerts}"]}
+
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=bounded) as fleet:
+        first = await fleet.up()
+        assert first["state"] == "serving"
+        kill(fleet.engine_processes(1)[1])
+        again = await fleet.until(
+            lambda s: s["state"] == "serving" and s["boot"]["id"] != first["boot"]["id"], "one recovery"
+        )
+        assert again["recoveries"] == 1
+        kill(fleet.engine_processes(1)[1])
+        down = await fleet.until(lambda s: s["state"] == "failed", "it gave up")
+        assert "1 recoveries within 3600 s did not hold; staying down. Last reason: rank 1 on spark2" in down["reason"]
+        assert len(alerts.read_text().splitlines()) == 1
+        assert (await fleet.up())["state"] == "serving"
