@@ -6,6 +6,8 @@ See FORMAT.md for the bytes on disk, `packer` for writing, `store` for reading.
 from __future__ import annotations
 
 from .errors import RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
+from .hostcall import HostCall
+from .ids import EngramHash
 from .layout import (
     ROW_BYTES,
     SCALE_BYTES,
@@ -22,7 +24,7 @@ from .store import Job, RowStore
 
 __version__ = "0.1.0"
 __all__ = [
-    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "Header", "Job", "LayerGeometry", "PackProgress", "Partition",
-    "RowFileRefused", "RowOutOfRange", "RowStore", "RowStoreError", "StoreCorrupt", "engram_geometry",
-    "pack_layer", "read_header", "rows_path", "verify_rows",
+    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "EngramHash", "Header", "HostCall", "Job", "LayerGeometry",
+    "PackProgress", "Partition", "RowFileRefused", "RowOutOfRange", "RowStore", "RowStoreError", "StoreCorrupt",
+    "engram_geometry", "pack_layer", "read_header", "rows_path", "verify_rows",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-/* What Cython cannot say: memory order, the futex, and a 16-key compare. No logic lives here. */
+/* What Cython cannot say: memory order, the futex, a 16-key compare, a 128-bit product. No logic lives here. */
 #ifndef DSV41_ATOMICS_H
 #define DSV41_ATOMICS_H
 #include <errno.h>
@@ -30,6 +30,7 @@ static inline int rs_cas32(uint32_t *p, uint32_t was, uint32_t now)
 static inline void rs_fence_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
 static inline void rs_fence_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void rs_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+static inline uint64_t rs_high64(uint64_t a, uint64_t b) { return (uint64_t)((unsigned __int128)a * b >> 64); }
 static inline int rs_first_bit(uint32_t mask) { return __builtin_ctz(mask); }
 
 /* 0 woken or changed, else errno (EINTR, ETIMEDOUT). timeout_ns < 0: wait for ever. */

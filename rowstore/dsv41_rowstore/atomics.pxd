@@ -1,4 +1,4 @@
-"""atomics.h for the Cython side: memory order, the futex, the 16-key compare."""
+"""atomics.h for the Cython side: memory order, the futex, the 16-key compare, a 128-bit product."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from "atomics.h" nogil:
@@ -18,3 +18,4 @@ cdef extern from "atomics.h" nogil:
     int rs_futex_wait(uint32_t *p, uint32_t expected, int64_t timeout_ns) noexcept
     void rs_futex_wake(uint32_t *p) noexcept
     uint32_t rs_match16(const uint32_t *keys, uint32_t care, uint32_t key) noexcept
+    uint64_t rs_high64(uint64_t a, uint64_t b) noexcept

@@ -144,6 +144,7 @@ cdef struct rs_reader:
     pthread_t threads[MAX_THREADS]
     uint32_t started  # futex word
     int start_error
+    bint register_all
     bint fixed_files
     bint fixed_buffer
     bint deferred

@@ -279,7 +279,7 @@ cdef void *ring_main(void *argument) noexcept nogil:
     cdef bint woken
     cdef int problem
     problem = ring_open(&ring, reader.engine, reader.fds, reader.n_files, reader.pool, reader.pool_bytes,
-                        reader.n_slots, reader.wake_fd)
+                        reader.n_slots, reader.wake_fd, reader.register_all)
     reader.fixed_files, reader.fixed_buffer, reader.deferred = ring.fixed_files, ring.fixed_buffer, ring.deferred
     reader.start_error = problem
     rs_release32(&reader.started, 1)
@@ -360,7 +360,7 @@ cdef void free_memory(rs_reader *reader) noexcept nogil:
 
 
 cdef int reader_open(rs_reader *reader, rs_engine engine, const int *fds, uint32_t n_files, uint32_t read_bytes,
-                     uint32_t depth, uint32_t n_threads) noexcept nogil:
+                     uint32_t depth, uint32_t n_threads, bint register_all) noexcept nogil:
     cdef pthread_attr_t attributes
     cdef sigset_t all_signals, before
     cdef uint32_t i
@@ -368,6 +368,7 @@ cdef int reader_open(rs_reader *reader, rs_engine engine, const int *fds, uint32
     memset(reader, 0, sizeof(rs_reader))
     reader.wake_fd = -1
     reader.engine, reader.fds, reader.n_files, reader.read_bytes = engine, fds, n_files, read_bytes
+    reader.register_all = register_all
     reader.slot_bytes = 2 * read_bytes
     if reader.slot_bytes < ROW_BYTES + read_bytes:  # 264 bytes may touch three blocks of less than 264
         reader.slot_bytes = (ROW_BYTES + 2 * read_bytes) // read_bytes * read_bytes

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum {
@@ -50,6 +51,14 @@ static inline int rs_aio_submit(aio_context_t ctx, long n, struct iocb **list)
 static inline int rs_aio_getevents(aio_context_t ctx, long min, long max, struct io_event *events, struct timespec *t)
 {
     return (int)syscall(__NR_io_getevents, ctx, min, max, events, t);
+}
+
+/* A FUSE file opened FOPEN_DIRECT_IO does not advance its position on an asynchronous read, so io_uring continues a
+ * short one at the old offset and reports all of it as read (seen on Linux 6.18). Local drives are not FUSE. */
+static inline int rs_is_fuse(int fd)
+{
+    struct statfs st;
+    return fstatfs(fd, &st) == 0 && st.f_type == 0x65735546;
 }
 
 /* Direct-I/O alignment of a file from STATX_DIOALIGN (Linux 6.1); 0 when the kernel or file system does not say.

@@ -52,7 +52,7 @@ cdef struct rs_ring:
     void *events
 
 cdef int ring_open(rs_ring *ring, rs_engine engine, const int *fds, uint32_t n_files, uint8_t *pool, size_t pool_bytes,
-                   uint32_t depth, int wake_fd) noexcept nogil  # 0 or errno
+                   uint32_t depth, int wake_fd, bint register_all) noexcept nogil  # 0 or errno
 cdef void ring_close(rs_ring *ring) noexcept nogil
 cdef void ring_push(rs_ring *ring, uint32_t tag, uint32_t file, uint8_t *into, uint32_t n_bytes,
                     int64_t offset) noexcept nogil

@@ -82,7 +82,7 @@ cdef extern from "sys/mman.h" nogil:
 # ---- io_uring ---------------------------------------------------------------------------------------------
 
 
-cdef int uring_open(rs_ring *ring, uint32_t n_files) noexcept nogil:
+cdef int uring_open(rs_ring *ring, uint32_t n_files, bint register_all) noexcept nogil:
     cdef io_uring_params p
     cdef iovec pool
     cdef uint8_t *sq
@@ -132,6 +132,8 @@ cdef int uring_open(rs_ring *ring, uint32_t n_files) noexcept nogil:
     ring.cq_mask = (<uint32_t *>(cq + p.cq_off.ring_mask))[0]
     ring.cqes = cq + p.cq_off.cqes
     # Both registrations only save time. A small RLIMIT_MEMLOCK refuses the buffer: it then costs about 1.2x CPU.
+    if not register_all:
+        return 0
     ring.fixed_files = rs_uring_register(ring.fd, IORING_REGISTER_FILES, <void *>ring.fds, n_files) == 0
     pool.iov_base, pool.iov_len = ring.pool, ring.pool_bytes
     ring.fixed_buffer = rs_uring_register(ring.fd, IORING_REGISTER_BUFFERS, &pool, 1) == 0
@@ -256,14 +258,14 @@ cdef void arm_wake(rs_ring *ring) noexcept nogil:
 
 
 cdef int ring_open(rs_ring *ring, rs_engine engine, const int *fds, uint32_t n_files, uint8_t *pool, size_t pool_bytes,
-                   uint32_t depth, int wake_fd) noexcept nogil:
+                   uint32_t depth, int wake_fd, bint register_all) noexcept nogil:
     cdef int problem
     cdef uint32_t none = 0
     cdef rs_result result
     memset(ring, 0, sizeof(rs_ring))
     ring.engine, ring.fds, ring.pool, ring.pool_bytes = engine, fds, pool, pool_bytes
     ring.depth, ring.wake_fd, ring.fd = depth, wake_fd, -1
-    problem = uring_open(ring, n_files) if engine == RS_URING else aio_open(ring)
+    problem = uring_open(ring, n_files, register_all) if engine == RS_URING else aio_open(ring)
     if problem == 0:
         arm_wake(ring)
         # Submitting shows whether the kernel can poll this way (AIO: Linux 4.18).

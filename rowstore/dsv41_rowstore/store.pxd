@@ -8,6 +8,7 @@ cdef class RowStore:
     cdef int *_fds
     cdef dict _index
     cdef dict _paths
+    cdef dict _sizes
     cdef dict _report
     cdef bint _is_open
     cdef rs_layer *layer_of(self, object layer) except NULL

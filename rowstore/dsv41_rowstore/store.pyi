@@ -32,6 +32,7 @@ class RowStore:
         queue_depth: int = 128,
         threads: int = 16,
         verify_segments: int = 1,
+        register: bool = True,
     ) -> RowStore: ...
     @property
     def report(self) -> dict[str, Any]: ...

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import Buffer
+
+from .store import RowStore
+
+class HostCall:
+    def __init__(
+        self, store: RowStore, layer: int, ids: Buffer, out_weight: Buffer, out_scale: Buffer
+    ) -> None: ...
+    @property
+    def submit(self) -> Any: ...
+    @property
+    def wait(self) -> Any: ...
+    @property
+    def gather(self) -> Any: ...
+    @property
+    def argument(self) -> int: ...
+    @property
+    def n_calls(self) -> int: ...
+    def check(self) -> None: ...
