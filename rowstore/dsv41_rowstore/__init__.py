@@ -24,7 +24,7 @@ from .store import Job, RowStore
 
 __version__ = "0.1.0"
 __all__ = [
-    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "EngramHash", "Header", "HostCall", "Job", "LayerGeometry",
-    "PackProgress", "Partition", "RowFileRefused", "RowOutOfRange", "RowStore", "RowStoreError", "StoreCorrupt",
-    "engram_geometry", "pack_layer", "read_header", "rows_path", "verify_rows",
+    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "EngramHash", "Header", "HostCall", "Job",
+    "LayerGeometry", "PackProgress", "Partition", "RowFileRefused", "RowOutOfRange", "RowStore", "RowStoreError",
+    "StoreCorrupt", "engram_geometry", "pack_layer", "read_header", "rows_path", "verify_rows",
 ]  # fmt: skip

@@ -3,7 +3,8 @@
 They are drawn as `default_rng(10007 * layer).integers(0, bound, 4) * 2 + 1`: SeedSequence, PCG64 (XSL-RR) and
 Lemire's bounded draw. A checkpoint's tables depend on these very values, and numpy may change `integers`
 (NEP 19); a test compares with the numpy at hand and with the release's values.
-Source: sglang 0.5.23 srt/layers/engram.py compute_hash_multipliers; numpy bit_generator.pyx, pcg64.h, distributions.c.
+Source: sglang 0.5.23 srt/layers/engram.py compute_hash_multipliers; numpy bit_generator.pyx,
+pcg64.h, distributions.c.
 """
 
 from __future__ import annotations

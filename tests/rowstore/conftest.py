@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -160,3 +161,9 @@ def packed(
         return done[key]
 
     return get
+
+
+@pytest.fixture
+def soak_s() -> float:
+    """How long the concurrent test of each engine runs; a real soak sets DSV41_SOAK_S=600."""
+    return float(os.environ.get("DSV41_SOAK_S", "2"))

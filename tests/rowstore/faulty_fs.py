@@ -1,7 +1,7 @@
-"""A directory mirrored through FUSE whose reads fail, come short or wait as told: `python faulty_fs.py SOURCE MOUNT`.
+"""A directory mirrored through FUSE whose reads fail, come short or wait: `python faulty_fs.py SOURCE MOUNT`.
 
-It speaks the kernel's protocol on /dev/fuse itself (no libfuse), so that every engine meets the fault where a bad
-drive would put it: inside the kernel. Commands on standard input, one a line, each answered by `ok`:
+It speaks the kernel's protocol on /dev/fuse itself (no libfuse), so that every engine meets the fault where a
+bad drive would put it: inside the kernel. Commands on standard input, one a line, each answered by `ok`:
   fail ERRNO TIMES   the next TIMES reads return that error (TIMES -1: until told otherwise)
   short BYTES TIMES  the next TIMES reads return only so many bytes
   hold / go          reads wait / waiting reads are served
@@ -22,9 +22,9 @@ import sys
 
 IN = struct.Struct("<IIQQIIIHH")
 ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
-OP = {1: "lookup", 2: "forget", 3: "getattr", 14: "open", 15: "read", 17: "statfs", 18: "release", 25: "flush",
-      26: "init", 27: "opendir", 28: "readdir", 29: "releasedir", 34: "access", 36: "interrupt", 38: "destroy",
-      42: "forget"}  # fmt: skip
+OP = {1: "lookup", 2: "forget", 3: "getattr", 14: "open", 15: "read", 17: "statfs", 18: "release",
+      25: "flush", 26: "init", 27: "opendir", 28: "readdir", 29: "releasedir", 34: "access", 36: "interrupt",
+      38: "destroy", 42: "forget"}  # fmt: skip
 MS_NOSUID, MS_NODEV, MNT_DETACH = 2, 4, 2
 ASYNC_READ, ASYNC_DIO = 1, 1 << 15
 ROOT = 1

@@ -1,4 +1,4 @@
-"""The failure table: what a bad drive, a changed file, a fork, a limit or an impatient caller may and may not do.
+"""The failure table: what a bad drive, a changed file, a fork, a limit or an impatient caller may do.
 
 Read faults come from a FUSE directory (faulty_fs.py), so each engine meets them where a drive would put them.
 """
@@ -487,7 +487,7 @@ SECCOMP = """
         def refuse(*numbers):
             load = struct.pack("HBBI", 0x20, 0, 0, 0)
             tests = b"".join(
-                struct.pack("HBBI", 0x15, 0, 1, n) + struct.pack("HBBI", 0x06, 0, 0, 0x50000 | 1) for n in numbers
+                struct.pack("HBBIHBBI", 0x15, 0, 1, n, 0x06, 0, 0, 0x50001) for n in numbers
             )
             program = load + tests + struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
             buffer = ctypes.create_string_buffer(program)
