@@ -61,3 +61,14 @@ def test_settings_of_another_name_change_what_sglang_is_told() -> None:
     assert "--disable-overlap-schedule" not in argv
     off = launch_plan(parse(json.dumps(with_value("engine.overlap_schedule", False))), "spark1", BOOT).argv
     assert "--disable-overlap-schedule" in off
+
+
+def test_sglang_is_told_which_of_a_nodes_addresses_the_others_can_reach() -> None:
+    plan = launch_plan(parse(json.dumps(good())), "spark2", BOOT)
+    assert plan.environment["SGLANG_HOST_IP"] == "192.0.2.2"
+    assert plan.environment["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert plan.environment["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_a_cuda_build_of_torch_on_cpu_does_not_try_nccl() -> None:
+    assert launch_plan(parse(json.dumps(good())), "spark1", BOOT).environment["SGLANG_NCCL_SO_PATH"] == "/dev/null"

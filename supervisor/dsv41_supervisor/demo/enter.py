@@ -1,6 +1,6 @@
 """Run a command on a node of the demo: `python -m dsv41_supervisor.demo.enter --pid PID -- COMMAND …`.
 
-Enters the network namespace of the process PID (nothing else of it) and becomes COMMAND. Standard library only and
+Enters the network and mount namespaces of the process PID (its /dev/shm is the node's own) and becomes COMMAND. Standard library only and
 run with `-I -S`, because every process of the demo starts through it.
 """
 
@@ -11,6 +11,7 @@ import os
 import sys
 
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
 _USAGE = "usage: enter [--pid PID [--inode N]] [--mark ID] -- COMMAND [ARGUMENT …]"
 EXIT_UNAVAILABLE = 69
 
@@ -32,6 +33,20 @@ def enter_network_of(pid: int, inode: int | None = None) -> None:
         os.close(fd)
 
 
+def enter_mounts_of(pid: int) -> None:
+    """Put this process into the mount namespace of another one, and stay in the same directory. Raises OSError."""
+    here = os.getcwd()
+    fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(fd, _CLONE_NEWNS):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), f"/proc/{pid}/ns/mnt")
+    finally:
+        os.close(fd)
+    os.chdir(here)
+
+
 def main(argv: list[str]) -> int:
     options: dict[str, str] = {}
     while argv and argv[0] != "--":
@@ -50,6 +65,7 @@ def main(argv: list[str]) -> int:
         if "--pid" in options:
             inode = int(options["--inode"]) if "--inode" in options else None
             enter_network_of(int(options["--pid"]), inode)
+            enter_mounts_of(int(options["--pid"]))
     except OSError as error:
         print(
             f"enter: cannot enter the network of process {options['--pid']}: {error.strerror or error}. "

@@ -1,7 +1,7 @@
 """Holds the demo's network namespaces, and ends what is left in them when the demo is gone. Standard library only.
 
 Runs as `python -I -S keeper.py N MARK`: one small process that forks N children, each alone in a network namespace
-of its own. Its standard input is a pipe whose other end the demo holds. When that end closes, however the demo ended
+of its own, with a /dev/shm of its own. Its standard input is a pipe whose other end the demo holds. When that end closes, however the demo ended
 (SIGKILL too), every process in those namespaces or with `DSV41_DEMO=MARK` in its environment is killed and the
 children end; with them the kernel removes the namespaces, and all links in them with their peers. Nothing has a name
 in the file system, so nothing can be left there.
@@ -21,6 +21,9 @@ import time
 
 MARK = "DSV41_DEMO"
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
+_MS_REC_PRIVATE = 0x4000 | 1 << 18
+_SHARED_MEMORY = b"/dev/shm"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -61,8 +64,25 @@ def _stop(*_: object) -> None:
     raise _Stop
 
 
+def _unshare() -> int:
+    """Leave the machine's network, and its shared memory with it. Returns an errno, or 0.
+
+    SGLang takes ranks that share /dev/shm for ranks of one machine and then talks to them on 127.0.0.1
+    (parallel_state.py in_the_same_node_as), which is another one in each namespace: every rank would hang. So each
+    node gets a /dev/shm of its own, as a machine has. The mounts are seen in this namespace only and go with it.
+    """
+    for failed in (
+        lambda: _LIBC.unshare(_CLONE_NEWNET | _CLONE_NEWNS),
+        lambda: _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None),
+        lambda: _LIBC.mount(b"tmpfs", _SHARED_MEMORY, b"tmpfs", 0, b"mode=1777"),
+    ):
+        if failed():
+            return ctypes.get_errno()
+    return 0
+
+
 def _holder() -> int:
-    """Fork a child into a new network namespace. Returns when it is in. Raises OSError when the kernel refuses."""
+    """Fork a child into namespaces of its own. Returns when it is in. Raises OSError when the kernel refuses."""
     reader, writer = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -70,7 +90,7 @@ def _holder() -> int:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            refused = ctypes.get_errno() if _LIBC.unshare(_CLONE_NEWNET) else 0
+            refused = _unshare()
             _name("dsv41-netns")
             os.write(writer, bytes([refused]))
             if refused or os.getppid() != parent:

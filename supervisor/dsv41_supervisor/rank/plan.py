@@ -164,6 +164,9 @@ def _environment(settings: Settings, node: str, document_path: Path) -> dict[str
     environment = dict(engine.environment)
     environment["GLOO_SOCKET_IFNAME"] = here.management_interface
     environment["NCCL_SOCKET_IFNAME"] = f"={here.management_interface}"
+    # The broadcast between the schedulers binds to the first interface that SGLang finds (utils/network.py
+    # get_local_ip_auto). A rail of a triangle reaches one worker only, and every rank would hang in the rendezvous.
+    environment["SGLANG_HOST_IP"] = str(here.management_address)
     # 2.30.4 hangs with NVLS, and a Spark has no GPUDirect RDMA (facts: users.md F21, F25).
     environment["NCCL_NVLS_ENABLE"] = "0"
     environment["NCCL_NET_GDR_LEVEL"] = "0"

@@ -86,7 +86,9 @@ class StallTimers(Model):
     """
 
     starting_s: PositiveSeconds = Field(default=180, description="From start to the first line about the model.")
-    rendezvous_s: PositiveSeconds = Field(default=180, description="Ranks meeting; the head comes last.")
+    rendezvous_s: PositiveSeconds = Field(
+        default=600, description="Ranks meeting; a worker waits here from its start until the head has come."
+    )
     weights_s: PositiveSeconds = Field(default=900, description="Between two signs of weight loading.")
     pools_s: PositiveSeconds = Field(default=300, description="KV pool and draft model.")
     capture_s: PositiveSeconds = Field(
