@@ -249,6 +249,13 @@ def pack_layer(
             raise RowFileRefused(
                 f"{tmp} was finished by another process just now", hint="Run the command again."
             )
+        with contextlib.suppress(RowStoreError):
+            if job.is_of(read_header(tmp)):  # the power went between the last sync and the rename
+                os.rename(tmp, final)
+                _sync_directory(directory)
+                resumed = total
+                report("kept", total)
+                return read_header(final)
         crcs = _resume(fd, job, os.fspath(tmp), report)
         resumed, begun = len(crcs) * SEGMENT_BYTES, time.monotonic()
         try:
