@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from vocabulary import VOCAB_SIZE, Vocabulary, make_vocabulary  # noqa: E402  (beside this file)
+from vocabulary import VOCAB_SIZE, Vocabulary, make_vocabulary
 
 MANIFEST = "dsv41-checkpoint.json"
 FORMAT = 1

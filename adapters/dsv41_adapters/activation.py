@@ -44,9 +44,7 @@ def role_of_this_process() -> Role:
 class AdapterRun:
     """What one armed adapter has while the engine runs: its settings, the plan, and how it reports."""
 
-    def __init__(
-        self, adapter: Adapter, settings: AdapterSettings, plan: RankPlan, reporter: Reporter
-    ) -> None:
+    def __init__(self, adapter: Adapter, settings: AdapterSettings, plan: RankPlan, reporter: Reporter) -> None:
         self.adapter = adapter
         self.settings = settings
         self.plan = plan
@@ -132,10 +130,7 @@ def _report_refusal(reporter: Reporter, refusal: AdapterRefused, asked: object) 
     for reason in refusal.reasons:
         by_name.setdefault(reason.adapter, []).append(reason.what)
     for name, whats in by_name.items():
-        text = (
-            " ".join(whats)
-            or f"not armed, because another adapter was refused ({refusal.reasons[0].adapter})."
-        )
+        text = " ".join(whats) or f"not armed, because another adapter was refused ({refusal.reasons[0].adapter})."
         reporter.set(name, State.REFUSED, reason=text)
     try:
         reporter.write()

@@ -119,9 +119,7 @@ class Reason:
 
     adapter: str
     what: str
-    kind: Literal[
-        "unknown", "world", "conflict", "order", "fit", "settings", "rows", "hook", "verify", "plan"
-    ]
+    kind: Literal["unknown", "world", "conflict", "order", "fit", "settings", "rows", "hook", "verify", "plan"]
 
     def __str__(self) -> str:
         return f"adapter {self.adapter} refused: {self.what} {HINT}"

@@ -60,8 +60,7 @@ class EngineSource:
         spec = importlib.util.find_spec("sglang")
         if spec is None or not spec.submodule_search_locations:
             raise EngineNotFound(
-                "sglang is not importable here. "
-                "Name an environment or a wheel with --engine, or run `make engine`."
+                "sglang is not importable here. Name an environment or a wheel with --engine, or run `make engine`."
             )
         return cls.at(Path(next(iter(spec.submodule_search_locations))))
 
@@ -143,11 +142,7 @@ def _canonical(node: object) -> Iterator[str]:
 
 def _has_docstring(body: list[ast.stmt]) -> bool:
     first = body[0] if body else None
-    return (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    )
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
 def fit(adapters: Iterable[Adapter], engine: EngineSource) -> list[Reason]:

@@ -60,8 +60,7 @@ def read_plan(path: Path) -> RankPlan:
         )
     except OSError as error:
         raise PlanUnreadable(
-            f"{PLAN_VARIABLE} names {path}, which cannot be read ({error.strerror}). "
-            "Start the rank with `dsv41 rank`."
+            f"{PLAN_VARIABLE} names {path}, which cannot be read ({error.strerror}). Start the rank with `dsv41 rank`."
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise PlanUnreadable(

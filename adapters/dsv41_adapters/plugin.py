@@ -1,8 +1,8 @@
 """SGLang calls `activate` in its launcher, in every scheduler and in the detokenizer.
 
 SGLang logs an exception of a plugin and carries on without it, also when the plugin cannot be imported. So
-this module imports nothing that can be missing, and whatever goes wrong on the way to a verified hook ends the
-process with status 78 and a written reason.
+this module imports nothing that can be missing, and whatever goes wrong on the way to a verified hook ends
+the process with status 78 and a written reason.
 """
 
 from __future__ import annotations

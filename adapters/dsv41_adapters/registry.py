@@ -64,9 +64,7 @@ def order(asked: Iterable[str], world_size: int) -> list[Adapter]:
             what = f"it was made for a world size of {sizes}, this fleet has {world_size}."
             reasons.append(Reason(adapter.name, what, "world"))
         reasons += [
-            Reason(
-                adapter.name, f"it cannot be used together with {other}, which is asked for too.", "conflict"
-            )
+            Reason(adapter.name, f"it cannot be used together with {other}, which is asked for too.", "conflict")
             for other in adapter.conflicts
             if other in chosen
         ]

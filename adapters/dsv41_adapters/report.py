@@ -56,15 +56,9 @@ class Reporter:
         self._head = {"format": FORMAT, "boot": boot, "pid": os.getpid(), "role": role.value, "rank": rank}
         self._adapters: dict[str, AdapterState] = {}
 
-    def set(
-        self, name: str, state: State, *, reason: str | None = None, targets: Sequence[str] | None = None
-    ) -> None:
+    def set(self, name: str, state: State, *, reason: str | None = None, targets: Sequence[str] | None = None) -> None:
         """Note a state without writing it yet; `targets` None keeps those noted before."""
-        kept = (
-            self._adapters[name].targets
-            if name in self._adapters and targets is None
-            else tuple(targets or ())
-        )
+        kept = self._adapters[name].targets if name in self._adapters and targets is None else tuple(targets or ())
         self._adapters[name] = AdapterState(state, reason, kept)
 
     def write(self) -> None:
@@ -129,7 +123,7 @@ def _report(raw: Any, path: Path) -> ArmedReport:
 
 
 def read_counters(report_dir: Path, boot: str) -> dict[str, int]:
-    """Counters of this boot, summed over processes. A torn or foreign page is skipped and named in the log."""
+    """Counters of this boot, summed over processes. A torn or foreign page is skipped and named."""
     total: dict[str, int] = {}
     for path in _files(report_dir, "counters-*"):
         try:

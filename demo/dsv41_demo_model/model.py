@@ -1,9 +1,9 @@
 """A tiny Qwen3 trunk with SGLang's own Engram layers at its input and its output.
 
 What is real here: `EngramHasher`, `Engram` and `EngramEmbedding` are SGLang's classes, driven by its
-scheduler's history and its collectives, and the checkpoint's table tensors are named as the published one names
-them. What is not: the trunk. V4.1's attention has no CPU backend. The Engram layers sit outside the trunk
-because between its layers a tensor-parallel rank holds hidden states that are not summed yet.
+scheduler's history and its collectives, and the checkpoint's table tensors are named as the published one
+names them. What is not: the trunk. V4.1's attention has no CPU backend. The Engram layers sit outside the
+trunk because between its layers a tensor-parallel rank holds hidden states that are not summed yet.
 """
 
 from __future__ import annotations

@@ -39,9 +39,7 @@ def test_thinking_is_off_unless_asked_for_and_has_its_own_prompt(stock_tp1: Engi
 
 def test_sglang_does_not_read_enable_thinking(stock_tp1: Engine) -> None:
     """Why the gateway has the alias; when this fails after a bump, the alias may go."""
-    assert prompt_tokens(stock_tp1, chat_template_kwargs={"enable_thinking": True}) == prompt_tokens(
-        stock_tp1
-    )
+    assert prompt_tokens(stock_tp1, chat_template_kwargs={"enable_thinking": True}) == prompt_tokens(stock_tp1)
 
 
 def test_a_higher_effort_is_another_prompt(stock_tp1: Engine) -> None:
@@ -76,9 +74,7 @@ def test_tools_are_part_of_the_prompt(stock_tp1: Engine) -> None:
 
 
 def test_a_tool_call_is_parsed(stock_tp1: Engine) -> None:
-    parsed = stock_tp1.post(
-        "/parse_function_call", {"text": CALL, "tools": [TOOL], "tool_call_parser": "deepseekv41"}
-    )
+    parsed = stock_tp1.post("/parse_function_call", {"text": CALL, "tools": [TOOL], "tool_call_parser": "deepseekv41"})
     (call,) = parsed["calls"]
     assert call["name"] == "get_weather"
     assert call["parameters"].replace(" ", "") == '{"city":"Paris","days":3}'
@@ -88,8 +84,6 @@ def test_a_tool_call_is_parsed(stock_tp1: Engine) -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 def test_chat_with_rows_from_disk_says_the_same(stock_tp1: Engine, nvme_tp1: Engine, thinking: bool) -> None:
     body = {"chat_template_kwargs": {"thinking": thinking}, "logprobs": True}
-    expected, got = (
-        engine.chat("Tell me about sparks.", **body)["choices"][0] for engine in (stock_tp1, nvme_tp1)
-    )
+    expected, got = (engine.chat("Tell me about sparks.", **body)["choices"][0] for engine in (stock_tp1, nvme_tp1))
     assert got["message"] == expected["message"]
     assert got["logprobs"] == expected["logprobs"]

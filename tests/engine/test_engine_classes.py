@@ -7,66 +7,77 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.engine.engines import engine_environment
 
-INSIDE = Path(__file__).parent / "inside"
+CASES = [("balanced", 1), ("balanced", 3), ("contiguous", 3), ("balanced", 4), ("contiguous", 4)]
+Packed = Callable[[int, str], Path]
 
 
-def inside(python: Path, script: str, *arguments: object) -> dict:
+@pytest.fixture(scope="module")
+def found(
+    engine_python: Path,
+    demo_checkpoint: Path,
+    demo_revision: str,
+    packed: Packed,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """What `inside/classes.py` saw."""
+    triples = [part for partition, n in CASES for part in (partition, str(n), str(packed(n, partition)))]
+    scratch = tmp_path_factory.mktemp("classes")
+    script = Path(__file__).parent / "inside" / "classes.py"
     done = subprocess.run(
-        [python, INSIDE / script, *map(str, arguments)],
-        env=engine_environment(), capture_output=True, text=True, timeout=200,
+        [engine_python, script, demo_checkpoint, demo_revision, scratch, *triples],
+        env=engine_environment(), capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("world_size", "partition"),
-    [(1, "balanced"), (3, "balanced"), (3, "contiguous"), (4, "balanced"), (4, "contiguous")],
-)
+@pytest.mark.parametrize(("partition", "world_size"), CASES)
 def test_rows_are_bit_identical_to_the_stock_lookup(
-    engine_python: Path,
-    demo_checkpoint: Path,
-    demo_revision: str,
-    packed: Callable[[int, str], Path],
-    tmp_path: Path,
-    world_size: int,
-    partition: str,
+    found: dict[str, Any], demo_checkpoint: Path, partition: str, world_size: int
 ) -> None:
-    rows = packed(world_size, partition)
-    found = inside(
-        engine_python, "lookup.py", demo_checkpoint, rows, demo_revision, partition, world_size, tmp_path
-    )
-    assert found["equal"] is True
-    assert found["lookups"] >= 10_000
+    seen = found["lookups"][f"{partition}-{world_size}"]
+    assert seen["equal"] is True
+    assert seen["lookups"] >= 10_000
     config = json.loads((demo_checkpoint / "config.json").read_text())
-    assert sum(found["rows_owned"]) == sum(config["engram_num_embeddings"])
+    assert seen["rows_owned"] == sum(config["engram_num_embeddings"])
+
+
+def test_a_failed_read_is_an_error_with_its_file_and_never_zeros(found: dict[str, Any]) -> None:
+    seen = found["cut_short"]
+    assert seen["error"] == "StoreCorrupt"
+    assert "engram-l1-r0of1.bin" in seen["message"]
+    assert seen["reported"].startswith("a lookup in layer 1 failed: ")
+
+
+def test_a_file_that_mixes_tables_with_other_tensors_gives_only_the_others(found: dict[str, Any]) -> None:
+    assert len(found["mixed"]) == 2
+    for names in found["mixed"].values():
+        assert "layers.1.engram.wkv.weight" in names and "lm_head.weight" in names
+        assert not [name for name in names if ".engram.embed." in name]
 
 
 def test_the_token_map_and_the_geometry_are_sglangs(
-    engine_python: Path, demo_checkpoint: Path, repo_root: Path
+    found: dict[str, Any], demo_checkpoint: Path, repo_root: Path
 ) -> None:
-    found = inside(engine_python, "demo_checkpoint.py", demo_checkpoint)
+    tokens = found["tokens"]
     config = json.loads((demo_checkpoint / "config.json").read_text())
-    assert found["n_compressed"] == config["engram_compressed_vocab_size"]
-    assert found["n_tokens"] == config["vocab_size"]
-    assert found["rows"] == config["engram_num_embeddings"]
-    code = "from vocabulary import make_vocabulary; import json; print(json.dumps(make_vocabulary().compressed_map()))"
-    ours = subprocess.run(
-        [sys.executable, "-c", code], cwd=repo_root / "demo", capture_output=True, check=True
-    )
-    assert json.loads(ours.stdout) == found["map"]
+    assert tokens["n_compressed"] == config["engram_compressed_vocab_size"]
+    assert tokens["n_tokens"] == config["vocab_size"]
+    assert tokens["rows"] == config["engram_num_embeddings"]
+    code = "import json, vocabulary; print(json.dumps(vocabulary.make_vocabulary().compressed_map()))"
+    ours = subprocess.run([sys.executable, "-c", code], cwd=repo_root / "demo", capture_output=True, check=True)
+    assert json.loads(ours.stdout) == tokens["map"]
 
 
-def test_the_tokenizer_gives_text_back_and_knows_the_special_tokens(
-    engine_python: Path, demo_checkpoint: Path
-) -> None:
-    found = inside(engine_python, "demo_checkpoint.py", demo_checkpoint)
-    assert found["round_trip"] == found["text"]
-    assert found["n_ids"] < len(found["text"].encode())
+def test_the_tokenizer_gives_text_back_and_knows_the_special_tokens(found: dict[str, Any]) -> None:
+    tokens = found["tokens"]
+    assert tokens["round_trip"] == tokens["text"]
+    assert tokens["n_ids"] < len(tokens["text"].encode())
     for token in ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "｜DSML｜"):
-        assert len(found["special"][token]) == 1, token
+        assert len(tokens["special"][token]) == 1, token

@@ -1,36 +1,36 @@
-"""An adapter that is asked for and cannot be in place ends the process with 78, in every process and with a reason."""
+"""An adapter that is asked for and cannot be in place ends the process with 78, everywhere, and says why."""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dsv41_adapters.report import read_reports
 
-from tests.engine.engines import BOOT, engine_environment, free_port, launch_rank, read_reports, write_plan
+from tests.engine.engines import BOOT, Engine, engine_environment, free_port, launch_rank, write_plan
 
-INSIDE = Path(__file__).parent / "inside"
+ENTRY = Path(__file__).parent / "inside" / "entry.py"
 ROLES = ("launcher", "scheduler", "detokenizer")
+Packed = Callable[[int, str], Path]
+Sabotage = Callable[[str, str, str], Path]
 
 
 @pytest.fixture(scope="module")
 def sglang_package(engine_python: Path) -> Path:
     code = "import importlib.util; print(importlib.util.find_spec('sglang').submodule_search_locations[0])"
-    return Path(
-        subprocess.run([engine_python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    )
+    found = subprocess.run([engine_python, "-c", code], capture_output=True, text=True, check=True)
+    return Path(found.stdout.strip())
 
 
 @pytest.fixture
-def sabotage(sglang_package: Path, tmp_path: Path) -> Callable[[str, str, str], Path]:
+def sabotage(sglang_package: Path, tmp_path: Path) -> Sabotage:
     """An engine in which one file reads differently: links to the real one, and one changed copy."""
 
     def change(file: str, old: str, new: str) -> Path:
         copy = tmp_path / "sabotaged" / "sglang"
+        copy.parent.mkdir()
         subprocess.run(["cp", "-rs", str(sglang_package), str(copy)], check=True)
         source = (copy / file).read_text()
         assert source.count(old) == 1, f"{file} holds {source.count(old)} times {old!r}"
@@ -38,78 +38,71 @@ def sabotage(sglang_package: Path, tmp_path: Path) -> Callable[[str, str, str], 
         (copy / file).write_text(source.replace(old, new))
         return copy.parent
 
-    (tmp_path / "sabotaged").mkdir()
     return change
 
 
-def enter(
-    python: Path, plan: Path, *roles: str, first: Path | None = None
-) -> dict[str, subprocess.CompletedProcess]:
-    """Enter each role's process, all at once."""
-    environment = engine_environment() | {"DSV41_RANK_PLAN": str(plan)}
-    if first is not None:
-        environment["PYTHONPATH"] = f"{first}:{environment['PYTHONPATH']}"
-    started = {
-        role: subprocess.Popen(
-            [python, INSIDE / "entry.py", role],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for role in roles
-    }
-    done = {}
-    for role, process in started.items():
-        out, err = process.communicate(timeout=200)
-        done[role] = subprocess.CompletedProcess(role, process.returncode, out.decode(), err.decode())
-    return done
-
-
 @pytest.fixture
-def plan(packed: Callable[[int, str], Path], demo_revision: str, tmp_path: Path) -> Path:
+def plan(packed: Packed, demo_revision: str, tmp_path: Path) -> Path:
     return write_plan(tmp_path / "rank-0", rows=packed(1, "balanced"), revision=demo_revision)
 
 
-def test_a_changed_target_is_refused_by_every_process(
-    engine_python: Path, plan: Path, sabotage: Callable[[str, str, str], Path]
-) -> None:
-    changed = sabotage(
-        "srt/layers/engram.py", "local = indices - self.row_start", "local = indices - self.row_start + 0"
-    )
-    done = enter(engine_python, plan, *ROLES, first=changed)
-    assert {role: process.returncode for role, process in done.items()} == dict.fromkeys(ROLES, 78)
-    assert not any("carried on" in process.stdout for process in done.values())
-    reports = {report.role: report.adapters["engram_nvme"] for report in read_reports(plan.parent, BOOT)}
-    assert set(reports) >= set(ROLES)
-    for role in ROLES:
-        assert reports[role].state == "refused"
-        assert "sglang.srt.layers.engram:EngramEmbedding is " in str(reports[role].reason)
-        assert "known are 728ce59fd5b331fb (0.5.23)" in str(reports[role].reason)
+def enter(python: Path, plan: Path, *roles: str, first: Path | None = None, **more: str) -> dict[str, int]:
+    """Enter each role's process, all at once; gives their statuses. `first` goes before the real engine."""
+    environment = engine_environment() | {"DSV41_RANK_PLAN": str(plan), **more}
+    if first is not None:
+        environment["PYTHONPATH"] = f"{first}:{environment['PYTHONPATH']}"
+    started = {
+        role: subprocess.Popen([python, ENTRY, role], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for role in roles
+    }
+    statuses = {}
+    for role, process in started.items():
+        out, _ = process.communicate(timeout=250)
+        assert b"carried on" not in out
+        assert process.returncode in (1, 78), out[-2000:]
+        statuses[role] = process.returncode
+    return statuses
 
 
-def test_a_registry_that_applies_nothing_is_refused(
-    engine_python: Path, plan: Path, sabotage: Callable[[str, str, str], Path]
-) -> None:
+def reasons(plan: Path) -> dict[str, str]:
+    """Why engram_nvme is refused, by role."""
+    reports = read_reports(plan.parent, BOOT)
+    assert all(report.adapters["engram_nvme"].state == "refused" for report in reports)
+    return {report.role.value: str(report.adapters["engram_nvme"].reason) for report in reports}
+
+
+def test_a_changed_target_is_refused_by_every_process(engine_python: Path, plan: Path, sabotage: Sabotage) -> None:
+    changed = sabotage("srt/layers/engram.py", "owned = (local >= 0) &", "owned = (local >= 1) &")
+    assert enter(engine_python, plan, *ROLES, first=changed) == dict.fromkeys(ROLES, 78)
+    said = reasons(plan)
+    assert set(said) == set(ROLES)
+    for reason in said.values():
+        assert reason.startswith("sglang.srt.layers.engram:EngramEmbedding is ")
+        assert reason.endswith("known are 728ce59fd5b331fb (0.5.23).")
+
+
+def test_a_hook_that_does_not_take_is_refused(engine_python: Path, plan: Path, sabotage: Sabotage) -> None:
     """SGLang logs a failing hook and carries on; here every hook fails."""
-    changed = sabotage("srt/plugins/hook_registry.py", "                cls._apply_target(target, hooks)\n",
-                       "                raise RuntimeError('no hooks today')\n")  # fmt: skip
-    done = enter(engine_python, plan, "scheduler", first=changed)["scheduler"]
-    assert done.returncode == 78, done.stderr[-2000:]
-    (report,) = read_reports(plan.parent, BOOT)
-    assert (report.role, report.adapters["engram_nvme"].state) == ("scheduler", "refused")
-    assert "EngramEmbedding was hooked, but is not ours when read back." in str(
-        report.adapters["engram_nvme"].reason
+    changed = sabotage(
+        "srt/plugins/hook_registry.py",
+        "cls._apply_target(target, hooks)",
+        "raise RuntimeError('no hooks today')",
     )
+    assert enter(engine_python, plan, "scheduler", first=changed) == {"scheduler": 78}
+    (said,) = reasons(plan).values()
+    assert "sglang.srt.layers.engram:EngramEmbedding was hooked, but is not ours when read back." in said
+
+
+def test_the_engines_own_variable_for_tables_is_a_conflict(engine_python: Path, plan: Path) -> None:
+    variable = "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE"
+    assert enter(engine_python, plan, "scheduler", **{variable: "1"}) == {"scheduler": 78}
+    assert reasons(plan) == {"scheduler": f"{variable} says where the tables live, too. Unset it."}
 
 
 def test_rows_for_another_world_size_end_the_whole_rank_with_78(
-    engine_python: Path,
-    pruned_checkpoint: Path,
-    packed: Callable[[int, str], Path],
-    demo_revision: str,
-    tmp_path: Path,
+    engine_python: Path, pruned_checkpoint: Path, packed: Packed, demo_revision: str, tmp_path: Path
 ) -> None:
-    """Found only when the scheduler builds the model; the launcher must not end with a status that is restarted."""
+    """Found when the scheduler builds the model; SGLang's launcher would end with 1, which is restarted."""
     rows = tmp_path / "rows"
     rows.mkdir()
     for layer in (1, 14):
@@ -120,44 +113,13 @@ def test_rows_for_another_world_size_end_the_whole_rank_with_78(
         engine_python, pruned_checkpoint, directory, rank=0, world_size=1, rendezvous=free_port(), plan=plan
     )
     try:
-        status = rank.process.wait(timeout=180)
+        assert rank.process.wait(timeout=250) == 78, rank.tail()
     finally:
-        _end(rank.process.pid)
-    assert status == 78, rank.tail()
-    refused = [r for r in read_reports(directory, BOOT) if r.adapters["engram_nvme"].state == "refused"]
-    assert [report.role for report in refused] == ["scheduler"]
-    reason = str(refused[0].adapters["engram_nvme"].reason)
-    assert "engram-l1-r0of1.bin is for world size 3, this model has 1; run dsv41 pack on spark1." in reason
-
-
-def _end(group: int) -> None:
-    import signal
-
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-
-
-def test_the_engines_own_variables_for_tables_are_a_conflict(
-    engine_python: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = engine_environment() | {
-        "DSV41_RANK_PLAN": str(plan),
-        "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1",
+        Engine(1, [rank]).stop()
+    said = {
+        report.role.value: report.adapters["engram_nvme"].reason
+        for report in read_reports(directory, BOOT)
+        if report.adapters["engram_nvme"].state == "refused"
     }
-    done = subprocess.run(
-        [engine_python, INSIDE / "entry.py", "scheduler"], env=environment, capture_output=True, timeout=200
-    )
-    assert done.returncode == 78, done.stderr[-2000:]
-    report = json.loads(next(plan.parent.glob("armed-scheduler-*.json")).read_text())
-    assert report["adapters"]["engram_nvme"]["reason"] == (
-        "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE also say where the tables live; unset them."
-    )
+    assert set(said) == {"scheduler"}
+    assert "engram-l1-r0of1.bin is for world size 3, this model has 1; run dsv41 pack" in str(said["scheduler"])

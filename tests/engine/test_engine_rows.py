@@ -80,9 +80,7 @@ def test_a_corrupted_row_changes_the_answer(
     stock_tp1: Engine, nvme_tp1: Engine, stock_tp1_answers: list[Answer], rows_tp1: Path, layer: int
 ) -> None:
     """The equality tests can fail: one byte of every row, in one layer's file, under a running rank."""
-    fresh = [
-        f"Prompt number {layer} that nobody asked before: letters, zebra, quartz."
-    ]  # not in the row cache
+    fresh = f"Prompt number {layer} that nobody asked before: letters, zebra, quartz."  # not in the row cache
     expected = stock_tp1.generate(fresh, N_TOKENS)
     path = rows_path(rows_tp1, layer, 0, 1)
     whole = path.read_bytes()
@@ -96,7 +94,7 @@ def test_a_corrupted_row_changes_the_answer(
         got = nvme_tp1.generate(fresh, N_TOKENS)
     finally:
         rewrite(path, whole)
-    assert got[0].logprobs != expected[0].logprobs
+    assert got.logprobs != expected.logprobs
 
 
 def header_bytes(content: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from .tables import without_table_files, without_tables
 if TYPE_CHECKING:
     from ..activation import AdapterRun
     from .spec import EngramNvmeSettings
+
+log = logging.getLogger(__name__)
 
 _COUNTERS = {
     "engram_lookups": "lookups",
@@ -31,9 +34,9 @@ _TABLE_VARIABLES = (
 
 def hooks(run: AdapterRun) -> dict[str, object]:
     """Hook by target, as `spec.py` declares them."""
-    both = [name for name in _TABLE_VARIABLES if getattr(envs, name).get()]
-    if both:
-        raise run.refuse(f"{' and '.join(both)} also say where the tables live; unset them.", "conflict")
+    for name in _TABLE_VARIABLES:
+        if getattr(envs, name).get():
+            raise run.refuse(f"{name} says where the tables live, too. Unset it.", "conflict")
     loading = "sglang.srt.model_loader"
     return {
         "sglang.srt.layers.engram:EngramEmbedding": embedding_class(RankRows(run)),
@@ -58,15 +61,12 @@ class RankRows:
         settings: EngramNvmeSettings = run.settings  # type: ignore[assignment]
         self._timeout_s = settings.lookup_timeout_s
 
-    def declare(
-        self, layer: int, *, n_rows: int, column_bounds: tuple[int, ...], rank: int, world_size: int
-    ) -> int:
-        """Check one layer's file against the model; gives how many rows this rank owns. Raises AdapterRefused."""
+    def declare(self, layer: int, *, n_rows: int, column_bounds: tuple[int, ...], rank: int, world_size: int) -> int:
+        """How many of a layer's rows its file gives this rank. Raises AdapterRefused for another's file."""
         plan, rows = self._run.plan, self._run.rows
         if (rank, world_size) != (plan.rank, plan.world_size):
             raise self._run.refuse(
-                f"the engine runs as rank {rank} of {world_size}, "
-                f"the plan says rank {plan.rank} of {plan.world_size}.",
+                f"the engine runs as rank {rank} of {world_size}, the plan says rank {plan.rank} of {plan.world_size}.",
                 "rows",
             )
         path = rows_path(rows.directory, layer, rank, world_size)
@@ -74,9 +74,7 @@ class RankRows:
             header = read_header(path)
         except (RowStoreError, OSError) as error:
             raise self._run.refuse(f"{path}: {error}", "rows") from error
-        head_sizes = tuple(
-            stop - start for start, stop in zip(column_bounds, column_bounds[1:], strict=False)
-        )
+        head_sizes = tuple(stop - start for start, stop in zip(column_bounds, column_bounds[1:], strict=False))
         for what, got, expected in (
             ("layer", header.layer, layer),
             ("rank", header.rank, rank),
@@ -110,6 +108,7 @@ class RankRows:
                 )
             except (RowStoreError, OSError) as error:
                 raise self._run.refuse(str(error), "rows") from error
+            log.info("engram_nvme: rows of layers %s are read with %s", sorted(self._paths), self._store.report)
         return self._store
 
     def read(self, layer: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,11 +136,9 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
     """SGLang's class with its table taken out: lookup, reduction and data parallelism stay its own code."""
 
     class NvmeEngramEmbedding(stock.EngramEmbedding):
-        """One layer's table on local NVMe. It has no parameter: nothing is allocated and nothing is loaded."""
+        """One layer's table on local NVMe. It has no parameter: nothing is allocated, nothing loaded."""
 
-        def __init__(
-            self, num_embeddings: int, dim: int, layer_id: int, column_bounds: tuple[int, ...]
-        ) -> None:
+        def __init__(self, num_embeddings: int, dim: int, layer_id: int, column_bounds: tuple[int, ...]) -> None:
             torch.nn.Module.__init__(self)
             parallel = stock.get_parallel()
             self.dim = dim
@@ -159,9 +156,7 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
             self.staged_by_scheduler = False
 
         def _load_rows(self, param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> None:
-            raise AssertionError(
-                f"layer {self.layer_id}: an Engram table was read, although its rows are packed"
-            )
+            raise AssertionError(f"layer {self.layer_id}: an Engram table was read, although its rows are packed")
 
         def finish_load(self, label: str) -> None:
             rows.open()
@@ -170,8 +165,7 @@ def embedding_class(rows: RankRows) -> type[stock.EngramEmbedding]:
             """The arithmetic is the stock fallback's, so that every bit is the same; so are the zeros."""
             if indices.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    "engram_nvme cannot be captured into a CUDA graph yet. "
-                    "Start the rank with --disable-cuda-graph."
+                    "engram_nvme cannot be captured into a CUDA graph yet. Start the rank with --disable-cuda-graph."
                 )
             ids = indices.reshape(-1).to("cpu", torch.int64).contiguous()
             if ids.numel() == 0:

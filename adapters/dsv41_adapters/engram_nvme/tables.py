@@ -36,9 +36,7 @@ def without_table_files(run: AdapterRun) -> Callable[..., tuple[str, list[str], 
         left_out = table_only_files(Path(folder))
         kept = [file for file in files if Path(file).name not in left_out]
         if left_out:
-            log.info(
-                "engram_nvme: not reading %s, which hold only Engram tables", ", ".join(sorted(left_out))
-            )
+            log.info("engram_nvme: not reading %s, which hold only Engram tables", ", ".join(sorted(left_out)))
         return folder, kept, use_safetensors
 
     return prepare

@@ -1,37 +1,26 @@
-"""In the engine's environment: enter one of SGLang's processes the way SGLang does, and say if it carried on.
+"""In the engine's environment: enter one of SGLang's processes by the function that SGLang starts it with.
 
     entry.py launcher|scheduler|detokenizer
 
-Loading plugins is the first thing each of them does; when that returns, the missing arguments end the process.
+Loading plugins is the first thing each of them does. When that returns, the missing arguments raise, and the
+status is 1.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 
-
-def main() -> int:
-    role = sys.argv[1]
-    if role == "launcher":
+match sys.argv[1]:
+    case "launcher":
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
-        print("carried on", flush=True)
-        return 0
-    if role == "scheduler":
-        from sglang.srt.managers.scheduler import run_scheduler_process as entry
+    case "scheduler":
+        from sglang.srt.managers.scheduler import run_scheduler_process
 
-        arguments = (None,) * 7
-    else:
-        from sglang.srt.managers.detokenizer_manager import run_detokenizer_process as entry
+        run_scheduler_process(None, None, 0, 0, 0, None, None)
+    case "detokenizer":
+        from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 
-        arguments = (None, None)
-    process = multiprocessing.get_context("spawn").Process(target=entry, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode if process.exitcode is not None and process.exitcode >= 0 else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        run_detokenizer_process(None, None)
+print("carried on", flush=True)
