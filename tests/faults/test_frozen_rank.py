@@ -20,7 +20,7 @@ async def test_a_frozen_worker_is_noticed_by_the_canary(tmp_path: Path, demo_che
 
     async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=often) as fleet:
         assert (await fleet.up())["state"] == "serving"
-        kill(fleet.engine_processes(2)[1], signal.SIGSTOP)
+        kill(fleet.engine_process(2, "scheduler"), signal.SIGSTOP)
         lost = await fleet.until(lambda s: s["state"] == "recovering", "the freeze was noticed", 15)
         assert "the one-token canary did not come back within 2 s" in lost["reason"]
         await fleet.until(lambda s: s["state"] == "serving", "the fleet came back")

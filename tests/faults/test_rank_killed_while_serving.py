@@ -21,7 +21,7 @@ NOTICED_S = 2.0
 def _victim(fleet: FleetUnderTest, rank: int, which: str) -> int:
     if which == "rank process":
         return fleet.rank_process(rank)
-    return fleet.engine_processes(rank)[{"launcher": 0, "scheduler": 1}[which]]
+    return fleet.engine_process(rank, which)
 
 
 async def test_any_killed_process_of_any_rank_restarts_the_whole_group(tmp_path: Path, demo_checkpoint: Path) -> None:

@@ -22,12 +22,12 @@ async def test_recoveries_are_bounded_and_the_alert_goes_out_once(tmp_path: Path
     async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=bounded) as fleet:
         first = await fleet.up()
         assert first["state"] == "serving"
-        kill(fleet.engine_processes(1)[1])
+        kill(fleet.engine_process(1, "scheduler"))
         again = await fleet.until(
             lambda s: s["state"] == "serving" and s["boot"]["id"] != first["boot"]["id"], "one recovery"
         )
         assert again["recoveries"] == 1
-        kill(fleet.engine_processes(1)[1])
+        kill(fleet.engine_process(1, "scheduler"))
         down = await fleet.until(lambda s: s["state"] == "failed", "it gave up")
         assert "1 recoveries within 3600 s did not hold; staying down. Last reason: rank 1 on spark2" in down["reason"]
         assert len(alerts.read_text().splitlines()) == 1

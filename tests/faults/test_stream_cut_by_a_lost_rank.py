@@ -30,7 +30,7 @@ async def test_a_stream_that_loses_its_engine_ends_with_an_error_event(tmp_path:
         stream = asyncio.ensure_future(fleet.chat(max_tokens=600, show=show))
         await asyncio.wait_for(first.wait(), 20)
         killed_at = time.monotonic()
-        kill(fleet.engine_processes(1)[1])
+        kill(fleet.engine_process(1, "scheduler"))
         with pytest.raises(Dsv41Error, match="the stream ended with an error") as caught:
             await asyncio.wait_for(stream, 10)
         assert time.monotonic() - killed_at < 5

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsv41_adapters.report import read_reports
 from dsv41_supervisor.atomic import write_json
 from dsv41_supervisor.demo.fleet import DemoFleet
 from dsv41_supervisor.demo.fleet_settings import choose_ports, demo_settings, ensure_keys
 from dsv41_supervisor.demo.network import Mode, Network, mode
 from dsv41_supervisor.errors import PeerUnreachable
 from dsv41_supervisor.fleet.peers import SupervisorClient
+from dsv41_supervisor.rank.plan import report_dir
 from dsv41_supervisor.settings import EngineKind, parse
 from dsv41_supervisor.smoke import Answer, ask, first_key
 from dsv41_supervisor.units.procfs import processes
@@ -92,14 +94,13 @@ class FleetUnderTest:
                 return pid
         raise AssertionError(f"there is no process of rank {rank}")
 
-    def engine_processes(self, rank: int) -> list[int]:
-        """Pids of the engine of a rank: launcher first, then its children."""
-        table = processes()
-        main = self.rank_process(rank)
-        found = sorted(p.pid for p in table.values() if p.parent == main)
-        for pid in found:
-            found += sorted(p.pid for p in table.values() if p.parent == pid)
-        return found
+    def engine_process(self, rank: int, role: str) -> int:
+        """Pid of one process of a rank's engine, by the role it reported in this boot: launcher, scheduler, …"""
+        document = report_dir(self.settings, self.settings.fleet.by_rank(rank)) / "plan.json"
+        boot = json.loads(document.read_text())["boot"]
+        found = [r.pid for r in read_reports(document.parent, boot) if r.role == role]
+        assert len(found) == 1, (rank, role, found)
+        return found[0]
 
     async def chat(self, max_tokens: int = 8, show: Callable[[str], None] = lambda text: None) -> Answer:
         key = first_key(Path(self.settings.gateway.keys_file))
