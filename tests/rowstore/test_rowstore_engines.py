@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import random
 import resource
 import subprocess
@@ -103,6 +104,9 @@ def test_an_event_loop_can_wait_for_jobs(checkpoint, packed):
         asyncio.run(main(store))
 
 
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own memory would be counted"
+)
 def test_memory_beyond_the_cache_budget_is_small(packed):
     """In a process of its own: RSS grows by the budget, 2 % and 4 MiB at most, under prefill-sized calls."""
     code = f"""
