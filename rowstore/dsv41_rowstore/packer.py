@@ -206,7 +206,7 @@ def pack_layer(
     """Write this rank's rows of one layer and return the header of the finished file.
 
     A finished file of the same key (layer, rank, world size, partition, revision, table) is left alone; an
-    unfinished one is carried on. Memory: about 70 MiB whatever the table's size.
+    unfinished one is carried on. Memory: about 70 MiB, whatever the table's size.
     Raises: RowFileRefused (the checkpoint's table is missing, cut short or of another shape; another pack of
     this file runs), RowStoreError (no space left: the unfinished file is removed).
     """
@@ -305,25 +305,37 @@ def _fill(fd: int, job: _Job, crcs: list[int], report: Callable[[str, int], None
         os.fsync(fd) if finished else os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    rows = memoryview(bytearray(min(SEGMENT_ROWS, job.n_rows) * ROW_BYTES))
+    def write_rows(view: memoryview, offset: int) -> None:
+        _write(fd, view, offset)
+        # On Linux this starts the write-back of these pages without waiting for it.
+        os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)
+
+    # Three stages side by side: reading the next planes, joining this segment's rows, writing the last one's.
+    buffers = [memoryview(bytearray(min(SEGMENT_ROWS, job.n_rows) * ROW_BYTES)) for _ in range(2)]
     source = _Source(job)
-    with contextlib.closing(source), ThreadPoolExecutor(1, "dsv41-pack-read") as reader:
+    with (
+        contextlib.closing(source),
+        ThreadPoolExecutor(1, "dsv41-pack-read") as reader,
+        ThreadPoolExecutor(1, "dsv41-pack-write") as writer,
+    ):
         todo = range(len(crcs), job.n_segments)
         ahead = reader.submit(source.read, todo[0]) if todo else None
+        behind = None
         for segment in todo:
             weight, scale = ahead.result()
             if segment + 1 < job.n_segments:
                 ahead = reader.submit(source.read, segment + 1)
             n_rows = job.segment_rows(segment)
-            view = rows[: n_rows * ROW_BYTES]
-            interleave(weight, scale, view, n_rows)
-            crcs.append(crc32c(view))
-            offset = PAGE_BYTES + segment * SEGMENT_BYTES
-            _write(fd, view, offset)
-            # On Linux this starts the write-back of these pages without waiting for it.
-            os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)
-            if len(crcs) % CHECKPOINT_SEGMENTS == 0 and len(crcs) < job.n_segments:
-                restart_point(finished=False)
+            view = buffers[segment % 2][: n_rows * ROW_BYTES]
+            crc = interleave(weight, scale, view, n_rows)
+            if behind:
+                behind.result()
+            crcs.append(crc)
+            behind = writer.submit(write_rows, view, PAGE_BYTES + segment * SEGMENT_BYTES)
+            if len(crcs) % CHECKPOINT_SEGMENTS == 0 or len(crcs) == job.n_segments:
+                behind.result()
+                if len(crcs) < job.n_segments:
+                    restart_point(finished=False)
             report("packing", (segment + 1) * SEGMENT_BYTES)
     report("syncing", job.n_rows * ROW_BYTES)
     restart_point(finished=True)

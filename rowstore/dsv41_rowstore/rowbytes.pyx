@@ -33,8 +33,9 @@ def crc32c(const uint8_t[::1] buffer, uint32_t crc=0, *, bint hardware=True):
 
 
 def interleave(const uint8_t[::1] weight, const uint8_t[::1] scale, uint8_t[::1] out, Py_ssize_t n_rows):
-    """Write `n_rows` rows of 264 bytes from the two planes.
+    """Write `n_rows` rows of 264 bytes from the two planes and return their CRC-32C.
 
+    One pass: a row is checksummed while it is in the first-level cache.
     Shapes: weight >= n_rows*256; scale >= n_rows*8; out >= n_rows*264.
     Threads: safe, releases the GIL.
     """
@@ -44,13 +45,16 @@ def interleave(const uint8_t[::1] weight, const uint8_t[::1] scale, uint8_t[::1]
     cdef const uint8_t *w
     cdef const uint8_t *s
     cdef uint8_t *o
+    cdef uint32_t crc = 0
     if n_rows == 0:
-        return
+        return 0
     w, s, o = &weight[0], &scale[0], &out[0]
     with nogil:
         for i in range(n_rows):
             memcpy(o, w, WEIGHT)
             memcpy(o + WEIGHT, s, SCALE)
+            crc = dsv41_crc32c(crc, o, ROW, _hard)
             o += ROW
             w += WEIGHT
             s += SCALE
+    return crc

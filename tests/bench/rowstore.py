@@ -28,11 +28,11 @@ from array import array
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from dsv41_rowstore import EngramHash, Partition, engram_geometry, layout, pack_layer
+from dsv41_rowstore.cache import RowCache
+
 import rowstore_parts as parts
 from rowstore_parts import Ours, Out, Table, Threads, interleave, ratio, say
-
-from dsv41_rowstore import EngramHash, Partition, RowStore, engram_geometry, layout, pack_layer, rows_path
-from dsv41_rowstore.cache import RowCache
 
 RELEASED = {
     "engram_layer_ids": [1, 14], "engram_max_ngram_size": 4, "engram_n_heads": 8, "engram_head_dim": 256,
