@@ -40,6 +40,15 @@ def engine_python(repo_root: Path) -> Path:
     python = repo_root / ".venv-engine" / "bin" / "python"
     if not python.exists():
         pytest.fail(f"{python} does not exist, so the real SGLang cannot be run. Run `make engine` once.")
+    sources = repo_root / "adapters" / "dsv41_adapters"
+    stale = [
+        str(file.relative_to(sources))
+        for installed in python.parents[1].glob("lib/python3*/site-packages/dsv41_adapters")
+        for file in sorted(sources.rglob("*.py"))
+        if not (copy := installed / file.relative_to(sources)).is_file() or copy.read_bytes() != file.read_bytes()
+    ]
+    if stale:
+        pytest.fail(f"the engine's dsv41_adapters is not the checkout's ({', '.join(stale)}). Run `make engine`.")
     return python
 
 

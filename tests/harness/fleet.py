@@ -95,7 +95,10 @@ class FleetUnderTest:
         raise AssertionError(f"there is no process of rank {rank}")
 
     def engine_process(self, rank: int, role: str) -> int:
-        """Pid of one process of a rank's engine, by the role it reported in this boot: launcher, scheduler, …"""
+        """Pid of one process of a rank's engine: the launcher, or by the role it reported in this boot."""
+        if role == "launcher":
+            main = self.rank_process(rank)
+            return min(p.pid for p in processes().values() if p.parent == main)
         document = report_dir(self.settings, self.settings.fleet.by_rank(rank)) / "plan.json"
         boot = json.loads(document.read_text())["boot"]
         found = [r.pid for r in read_reports(document.parent, boot) if r.role == role]

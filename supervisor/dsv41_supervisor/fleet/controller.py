@@ -272,7 +272,7 @@ class FleetController:
         try:
             await self._stop_all("the boot failed", LOST_GRACE_S)
         except Dsv41Error as left:
-            self.refusals = (*self.refusals, *left.refusals)
+            self.refusals = tuple(dict.fromkeys((*self.refusals, *left.refusals)))
         if recovering and all(r.transient for r in error.refusals):
             await self._recover(why)
             return
