@@ -77,3 +77,20 @@ def test_a_wheel_built_twice_is_the_same_bytes(tmp_path):
         digests.append((wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest()))
     print(digests)
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "runner"),
+    [("cc", []), pytest.param("aarch64-linux-gnu-gcc", ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"], id="aarch64")],
+)
+@pytest.mark.parametrize("optimise", ["-O0", "-O3"])
+def test_what_differs_by_processor_agrees_with_plain_c(tmp_path, compiler, runner, optimise):
+    """On aarch64 under qemu where it is installed: the NEON compare and the crc instructions run nowhere else here."""
+    if any(shutil.which(tool) is None for tool in [compiler, *runner[:1]]):
+        pytest.skip(f"needs {compiler} {' '.join(runner[:1])}")
+    program = tmp_path / "check"
+    source = Path(__file__).parent / "portable_check.c"
+    flags = ["-std=gnu11", "-Wall", "-Wno-unused-function", optimise, f"-I{SOURCE / 'dsv41_rowstore'}"]
+    subprocess.run([compiler, *flags, "-o", program, source], check=True)
+    done = subprocess.run([*runner, program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("ok"), done.stdout
