@@ -19,9 +19,7 @@ def activate(plan: Path | None, code: str = ACTIVATE, **environment: str) -> sub
     env.pop("DSV41_RANK_PLAN", None)
     if plan is not None:
         env["DSV41_RANK_PLAN"] = str(plan)
-    return subprocess.run(
-        [sys.executable, "-c", wrapped], env=env, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", wrapped], env=env, capture_output=True, text=True, timeout=60)
 
 
 def only_report(plan: Path) -> dict[str, object]:
@@ -82,9 +80,7 @@ def test_a_plan_of_another_format_is_a_refusal_with_a_report(plan: Callable[...,
     assert only_report(path)["adapters"]["engram_nvme"]["state"] == "refused"
 
 
-def test_a_report_directory_that_cannot_be_written_is_a_refusal(
-    plan: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_report_directory_that_cannot_be_written_is_a_refusal(plan: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = activate(plan(adapters={}, report_dir=str(tmp_path / "file")))
     assert (done.returncode, done.stdout) == (78, "")

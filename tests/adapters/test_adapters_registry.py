@@ -85,9 +85,7 @@ def test_every_reason_comes_at_once(known: dict[str, Adapter]) -> None:
 
 def test_two_adapters_on_one_target_need_an_order(known: dict[str, Adapter]) -> None:
     known["b"] = replace(known["b"], targets=known["a"].targets)
-    assert refusals(["a", "b"]) == [
-        "no order: it and b both change module:A, and neither is `after` the other."
-    ]
+    assert refusals(["a", "b"]) == ["no order: it and b both change module:A, and neither is `after` the other."]
     known["b"] = replace(known["b"], after=("a",))
     assert names(["a", "b"]) == ["a", "b"]
 

@@ -71,9 +71,7 @@ def test_counters_are_one_page_that_is_summed_over_processes(tmp_path: Path) -> 
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {4096}
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"x" * 4096, b"[]".ljust(4096), b'{"format":1,"names":[1]}'.ljust(4096)]
-)
+@pytest.mark.parametrize("content", [b"", b"x" * 4096, b"[]".ljust(4096), b'{"format":1,"names":[1]}'.ljust(4096)])
 def test_a_torn_counter_page_is_skipped(tmp_path: Path, content: bytes) -> None:
     reporter(tmp_path).counters(["engram_lookups"]).set("engram_lookups", 3)
     (tmp_path / "counters-scheduler-1").write_bytes(content)

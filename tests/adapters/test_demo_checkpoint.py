@@ -56,9 +56,7 @@ def test_the_manifest_names_every_file_with_its_hash(checkpoint: Path) -> None:
     assert len(said["revision"]) == 64
 
 
-def test_it_is_the_same_checkpoint_every_time_and_another_with_another_seed(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_it_is_the_same_checkpoint_every_time_and_another_with_another_seed(checkpoint: Path, tmp_path: Path) -> None:
     assert make(tmp_path / "again").returncode == 0
     assert make(tmp_path / "other", "--seed", "1").returncode == 0
     assert manifest(tmp_path / "again")["revision"] == manifest(checkpoint)["revision"]
@@ -172,6 +170,4 @@ def test_the_tokenizer_covers_every_id(checkpoint: Path) -> None:
     assert ids == set(range(config["vocab_size"]))
     special = [token["content"] for token in tokenizer["added_tokens"] if token["special"]]
     assert special[:3] == ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"]
-    assert {"<｜User｜>", "<｜Assistant｜>", "<｜System｜>", "<think>", "</think>", "｜DSML｜"} <= set(
-        special
-    )
+    assert {"<｜User｜>", "<｜Assistant｜>", "<｜System｜>", "<think>", "</think>", "｜DSML｜"} <= set(special)
