@@ -190,6 +190,10 @@ def mmap_peer(table: Table) -> RowByRow:
 # ---- measuring ---------------------------------------------------------------------------------------------
 
 
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
