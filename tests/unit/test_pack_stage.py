@@ -1,0 +1,98 @@
+"""Stage 4: rows of another fleet are found by their header, packed again, and never trusted half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dsv41_supervisor.errors import Dsv41Error, Exit
+from dsv41_supervisor.pack import check_rows, pack
+from dsv41_supervisor.settings import Settings, parse
+
+from tests.unit.fleets import good
+
+
+def _settings(checkpoint: Path, tmp_path: Path, revision: str, rows: Path | None = None, **more: Any) -> Settings:
+    document = good()
+    document["checkpoint"] = {"path": str(checkpoint), "revision": revision}
+    document["pack"] = {"directory": str(rows or tmp_path / "rows"), "cache_bytes": 1 << 20} | more
+    document["supervisor"] = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    return parse(json.dumps(document))
+
+
+def test_missing_rows_are_packed_and_good_rows_are_left_alone(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    settings = _settings(demo_checkpoint, tmp_path, demo_revision)
+    assert set(check_rows(settings, "spark2").to_pack) == {1, 14}
+    shown: list[tuple[int, int]] = []
+    manifest = pack(settings, "spark2", lambda done, total, rate: shown.append((done, total)))
+    assert [layer.layer for layer in manifest.layers] == [1, 14]
+    assert shown and shown[-1][0] == shown[-1][1]
+    inodes = {path: path.stat().st_ino for path in (tmp_path / "rows").iterdir()}
+    assert pack(settings, "spark2").layers == manifest.layers
+    assert {path: path.stat().st_ino for path in (tmp_path / "rows").iterdir()} == inodes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"revision": "feedc0de" * 8}, "revision "),
+        ({"partition": "contiguous"}, "partition balanced, expected contiguous"),
+    ],
+)
+def test_rows_of_another_revision_or_partition_are_named_with_both_values(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path, change: dict[str, str], words: str
+) -> None:
+    pack(_settings(demo_checkpoint, tmp_path, demo_revision), "spark1")
+    revision = change.pop("revision", demo_revision)
+    found = check_rows(_settings(demo_checkpoint, tmp_path, revision, **change), "spark1")
+    assert set(found.to_pack) == {1, 14}
+    assert all(words in why for why in found.to_pack.values()), found.to_pack
+
+
+def test_a_damaged_header_is_packed_again(demo_checkpoint: Path, demo_revision: str, tmp_path: Path) -> None:
+    settings = _settings(demo_checkpoint, tmp_path, demo_revision)
+    first = Path(pack(settings, "spark3").layers[0].path)
+    good_bytes = first.read_bytes()
+    with first.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\xff")
+    assert "is not usable" in check_rows(settings, "spark3").to_pack[1]
+    pack(settings, "spark3")
+    assert first.read_bytes() == good_bytes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
+def test_a_full_drive_is_refused_with_both_figures_and_nothing_is_left_that_a_start_would_trust(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    document = good()
+    document["checkpoint"] = {"path": str(demo_checkpoint), "revision": demo_revision}
+    document["pack"] = {"directory": str(tmp_path / "small"), "cache_bytes": 1 << 20}
+    document["supervisor"] = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state")}
+    settings_path = tmp_path / "settings.json"
+    settings_path.write_text(json.dumps(document))
+    (tmp_path / "small").mkdir()
+    # A mount namespace of its own: the small file system is seen by this command only and goes with it.
+    script = (
+        f"mount -t tmpfs -o size=1m tmpfs {tmp_path}/small && "
+        f"{sys.executable} -m dsv41_supervisor pack --settings {settings_path} --node spark1; "
+        f"status=$?; ls {tmp_path}/small; exit $status"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == Exit.UNAVAILABLE, done.stderr
+    assert "GiB free, packing needs" in done.stderr
+    assert "Free some space, or set pack.directory elsewhere." in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_checkpoint_without_tables_is_refused_by_the_first_missing_thing(demo_revision: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Dsv41Error, match=r"config\.json cannot be read"):
+        pack(_settings(tmp_path / "empty", tmp_path, demo_revision), "spark1")
