@@ -41,7 +41,7 @@ test-vm:
 
 lint: .venv
 	.venv/bin/ruff check .
-	.venv/bin/ruff format --check --diff . || true
+
 
 bench: .venv
 	.venv/bin/python tests/bench/$(NAME).py $(ARGS)

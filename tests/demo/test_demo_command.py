@@ -1,4 +1,4 @@
-"""`dsv41 demo` as a person runs it, with the scripted engine: sizes, report, Ctrl-C, SIGKILL; nothing is left behind."""
+"""`dsv41 demo` as a person runs it, with the scripted engine: sizes, report, Ctrl-C, SIGKILL; nothing is left over."""
 
 from __future__ import annotations
 

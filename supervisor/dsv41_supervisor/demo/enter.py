@@ -1,7 +1,7 @@
 """Run a command on a node of the demo: `python -m dsv41_supervisor.demo.enter --pid PID -- COMMAND …`.
 
-Enters the network and mount namespaces of the process PID (its /dev/shm is the node's own) and becomes COMMAND. Standard library only and
-run with `-I -S`, because every process of the demo starts through it.
+Enters the network and mount namespaces of the process PID (each node has a /dev/shm of its own) and becomes COMMAND.
+Standard library only and run with `-I -S`, because every process of the demo starts through it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Holds the demo's network namespaces, and ends what is left in them when the demo is gone. Standard library only.
 
 Runs as `python -I -S keeper.py N MARK`: one small process that forks N children, each alone in a network namespace
-of its own, with a /dev/shm of its own. Its standard input is a pipe whose other end the demo holds. When that end closes, however the demo ended
-(SIGKILL too), every process in those namespaces or with `DSV41_DEMO=MARK` in its environment is killed and the
-children end; with them the kernel removes the namespaces, and all links in them with their peers. Nothing has a name
-in the file system, so nothing can be left there.
+of its own, with a /dev/shm of its own. Its standard input is a pipe whose other end the demo holds. When that end
+closes, however the demo ended (SIGKILL too), every process in those namespaces or with `DSV41_DEMO=MARK` in its
+environment is killed and the children end; with them the kernel removes the namespaces, and all links in them with
+their peers. Nothing has a name in the file system, so nothing can be left there.
 
 Speaks JSON lines on standard output: {"pids": […]} when ready, {"killed": [[pid, name], …]} when done.
 """
