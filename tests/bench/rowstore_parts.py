@@ -153,8 +153,8 @@ class Threads:
 class RowByRow:
     """A peer that gives one row at a time: `read(row) -> 264 bytes`."""
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self.read = read
+    def __init__(self, read: Callable[[int], bytes], close: Callable[[], None] = lambda: None) -> None:
+        self.read, self.close = read, close
 
     def gather(self, ids: Ids, out: Out) -> None:
         weight, scale = memoryview(out.weight).cast("B"), memoryview(out.scale).cast("B")
@@ -162,9 +162,6 @@ class RowByRow:
             raw = self.read(row)
             weight[256 * i : 256 * i + 256] = raw[:256]
             scale[8 * i : 8 * i + 8] = raw[256:264]
-
-    def close(self) -> None:
-        pass
 
 
 def preadv_peer(table: Table) -> RowByRow:
@@ -177,14 +174,26 @@ def preadv_peer(table: Table) -> RowByRow:
         os.preadv(fd, view, 4096 + row * ROW)
         return buffer
 
-    return RowByRow(read)
+    return RowByRow(read, lambda: os.close(fd))
 
 
 def mmap_peer(table: Table) -> RowByRow:
     with open(table.path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     mapped.madvise(mmap.MADV_RANDOM)
-    return RowByRow(lambda row: mapped[4096 + row * ROW : 4096 + row * ROW + ROW])
+    return RowByRow(lambda row: mapped[4096 + row * ROW : 4096 + row * ROW + ROW], mapped.close)
+
+
+def memmap_peer(table: Table) -> RowByRow | None:
+    try:
+        import numpy
+    except ImportError:
+        return None
+    rows = numpy.memmap(table.path, numpy.uint8, "r", 4096, (table.n_rows, ROW))
+    return RowByRow(lambda row: rows[row].tobytes())
+
+
+PEERS = {"preadv": preadv_peer, "mmap": mmap_peer, "numpy_memmap": memmap_peer}
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------
