@@ -1,7 +1,7 @@
 """The caller's half: translate ids, join equal ones, copy what the cache has, hand the rest to the reader."""
 from libc.stdint cimport int64_t, uint8_t
 
-from dsv41_rowstore.core cimport rs_fault, rs_job, rs_layer, rs_span, rs_status, rs_store
+from dsv41_rowstore.core cimport rs_fault, rs_job, rs_layer, rs_status, rs_store
 
 cdef void layer_spans(rs_layer *layer) noexcept nogil  # after table_rows and spans are filled in
 cdef rs_status gather_begin(rs_store *store, rs_layer *layer, const int64_t *ids, size_t n_ids, uint8_t *weight,

@@ -2,7 +2,7 @@
 
 One lock guards the job lists, the slots and every cache insert; it is held for a row copy at most, never for a read.
 """
-from libc.errno cimport EAGAIN, EINTR, EIO, ENOMEM, errno
+from libc.errno cimport EAGAIN, EINTR, ENOMEM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -14,7 +14,7 @@ from dsv41_rowstore.cache cimport (
 )
 from dsv41_rowstore.core cimport (
     HEADER_BYTES, LIST_END, MAX_THREADS, MERGE_BUCKETS, NO_SLOT, RS_IO, RS_OK, RS_SHORT, pthread_cond_t,
-    pthread_mutex_t, pthread_t, rs_job, rs_layer, rs_miss, rs_reader, rs_slot, rs_status,
+    pthread_mutex_t, pthread_t, rs_job, rs_layer, rs_miss, rs_reader, rs_slot,
 )
 from dsv41_rowstore.jobs cimport job_release
 from dsv41_rowstore.ring cimport (
@@ -25,7 +25,6 @@ cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_attr_t:
         pass
     int pthread_mutex_init(pthread_mutex_t *lock, void *attributes) noexcept
-    int pthread_mutex_destroy(pthread_mutex_t *lock) noexcept
     int pthread_mutex_lock(pthread_mutex_t *lock) noexcept
     int pthread_mutex_unlock(pthread_mutex_t *lock) noexcept
     int pthread_cond_init(pthread_cond_t *cond, void *attributes) noexcept
@@ -426,8 +425,8 @@ cdef void reader_close(rs_reader *reader) noexcept nogil:
     write(reader.wake_fd, &one, sizeof(one))
     for i in range(reader.n_threads):
         pthread_join(reader.threads[i], NULL)
+    # The lock itself stays usable: a job of a closed store may still be asked for its descriptor or cancelled.
     pthread_cond_destroy(&reader.work)
-    pthread_mutex_destroy(&reader.lock)
     free_memory(reader)
 
 

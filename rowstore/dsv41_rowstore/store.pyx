@@ -2,8 +2,7 @@
 cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EFAULT, EINTR
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport close
@@ -15,8 +14,8 @@ from array import array
 from dsv41_rowstore.atomics cimport rs_acquire32, rs_counted64
 from dsv41_rowstore.cache cimport SCALE_BYTES, WEIGHT_BYTES, cache_close, cache_open
 from dsv41_rowstore.core cimport (
-    MAX_SPANS, MAX_THREADS, RS_CANCELLED, RS_CLOSED, RS_FORKED, RS_IO, RS_NO_MEMORY, RS_OK, RS_OUT_OF_RANGE,
-    RS_RUNNING, RS_SHORT, rs_fault, rs_io_counts, rs_job, rs_layer, rs_span, rs_status, rs_store,
+    MAX_THREADS, RS_CANCELLED, RS_CLOSED, RS_FORKED, RS_NO_MEMORY, RS_OK, RS_OUT_OF_RANGE, RS_RUNNING, RS_SHORT,
+    rs_fault, rs_io_counts, rs_job, rs_layer, rs_span, rs_status, rs_store,
 )
 from dsv41_rowstore.gather cimport (
     gather_begin, gather_cancel, gather_drain, gather_event_fd, gather_fork_generation, gather_wait,
@@ -63,10 +62,10 @@ cdef class Buffers:
         return 0
 
     cdef void drop(self) noexcept:
-        cdef int i
-        for i in range(self.held):
+        cdef int i, held = self.held
+        self.held = 0  # first: a release may run Python code, and another thread may come here meanwhile
+        for i in range(held):
             PyBuffer_Release(&self.views[i])
-        self.held = 0
 
     def __dealloc__(self):
         self.drop()
