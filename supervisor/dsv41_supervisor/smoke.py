@@ -78,7 +78,7 @@ async def ask(
             session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as answer,
         ):
             if answer.status != 200:
-                raise _error(f"the gateway answered {answer.status}: {(await answer.text())[:500]}")
+                raise _error(f"the gateway answered {answer.status}: {_message(await answer.text())}")
             async for raw in answer.content:
                 line = raw.decode().strip()
                 if not line.startswith("data:") or line == "data: [DONE]":
@@ -99,6 +99,14 @@ async def ask(
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _error(f"no answer from {base} ({type(error).__name__}: {error})") from None
     return Answer("".join(parts), tokens, first_s, time.monotonic() - began, finish)
+
+
+def _message(body: str) -> str:
+    """What an error body says, in the OpenAI shape or any other."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500]
 
 
 def _error(what: str) -> Dsv41Error:

@@ -23,9 +23,12 @@ def run(args: argparse.Namespace) -> int:
     from .fleet import failure, order
 
     said, status = asyncio.run(order(read_settings(args), "down", lambda s: s["state"] == "down", args.timeout))
+    if status["state"] != "down":
+        if args.json:
+            print(json.dumps(status | {"said": said}))
+        return failure(status)
     if args.json:
         print(json.dumps(status | {"said": said}))
-    if status["state"] != "down":
-        return failure(status)
+        return Exit.OK
     print("down: every rank is gone" + (f" ({said})" if "nothing was changed" in said else ""))
     return Exit.OK

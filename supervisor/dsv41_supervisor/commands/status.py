@@ -49,18 +49,20 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     if status["reason"]:
         console.print(f"because: {status['reason']}", markup=False)
     shown = Table(box=None, pad_edge=False)
-    for column in ("rank", "node", "state", "adapters", "rank MB", "supervisor MB", "free GiB", "rows read", "detail"):
-        shown.add_column(
-            column, justify="right" if column in ("rank MB", "supervisor MB", "free GiB", "rows read") else "left"
-        )
+    for column in ("rank", "node", "state", "adapters"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("rank MB", "daemon MB", "free GiB", "rows read"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for row in table:
         armed = ", ".join(f"{name} {state}" for name, state in row.get("adapters", {}).items()) or "-"
-        shown.add_row(
-            str(row["rank"]), row["node"], row["state"], armed, str(row.get("rss_mb", "")),
-            str(row.get("supervisor_rss_mb", "")), str(row.get("memory_available_gib", "")),
-            str(row.get("engram_rows_read", "")), "" if row["detail"] == row["state"] else row["detail"],
-        )  # fmt: skip
+        figures = (
+            row.get(name, "") for name in ("rss_mb", "supervisor_rss_mb", "memory_available_gib", "engram_rows_read")
+        )
+        shown.add_row(str(row["rank"]), row["node"], row["state"], armed, *map(str, figures))
     console.print(shown)
+    for row in table:
+        if row["detail"] != row["state"]:
+            console.print(f"{row['node']}: {row['detail']}", markup=False)
     for refusal in status["refusals"]:
         console.print(
             f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False

@@ -23,9 +23,12 @@ def run(args: argparse.Namespace) -> int:
     from .fleet import failure, order
 
     said, status = asyncio.run(order(read_settings(args), "up", lambda s: s["state"] == "serving", args.timeout))
+    if status["state"] != "serving":
+        if args.json:
+            print(json.dumps(status | {"said": said}))
+        return failure(status)
     if args.json:
         print(json.dumps(status | {"said": said}))
-    if status["state"] != "serving":
-        return failure(status)
+        return Exit.OK
     print(f"serving: boot {status['boot']['id']}" + (f" ({said})" if "nothing was changed" in said else ""))
     return Exit.OK

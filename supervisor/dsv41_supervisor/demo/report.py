@@ -66,7 +66,9 @@ def what_next(fleet: DemoFleet, key_file: str) -> str:
         f"  {dsv41.format('smoke')}",
         f"  {dsv41.format('status')}",
         f"  {dsv41.format('logs ' + worker)}",
-        f'  curl -N {fleet.endpoint}/v1/chat/completions -H "Authorization: Bearer $(cut -d: -f2 {key_file})" \\',
+        # The key goes in by a file, not by argv, where every user of the machine could read it.
+        f"  curl -N {fleet.endpoint}/v1/chat/completions \\",
+        f"    -H @<(sed 's/^[^:]*:/Authorization: Bearer /' {key_file}) \\",
         "    -H 'Content-Type: application/json' -d '{\"model\": \""
         + settings.engine.served_model_name
         + '", "stream": true, "max_tokens": 64, "messages": [{"role": "user", "content": "hello"}]}\'',

@@ -301,3 +301,6 @@ def _print_report(result: dict[str, Any]) -> None:
     print(f"{result['completion_tokens']} tokens at {result['tokens_per_s']} tokens/s; "
           f"{result['engram_rows_read']} Engram rows read by the row stores")  # fmt: skip
     print("stages: " + ", ".join(f"{name} {took} s" for name, took in result["stages"].items()))
+    print("not shown here:")
+    for sentence in result["shows_not"]:
+        print(f"  {sentence}")

@@ -189,7 +189,10 @@ class FleetController:
     async def _start(self) -> None:
         """One boot, from checks to serving; on failure everything is stopped and it is decided what comes next."""
         recovering = self.state is FleetState.RECOVERING
-        self._set_state(FleetState.RECOVERING if recovering else FleetState.STARTING, None)
+        if recovering:
+            self._set_state(FleetState.RECOVERING, self.reason)
+        else:
+            self._set_state(FleetState.STARTING, None)
         self._served = False
         try:
             await self._boot_in_order()
