@@ -202,22 +202,29 @@ class Engine:
         return read_counters(self.ranks[rank].directory, BOOT)
 
     def stop(self) -> None:
-        """Ends every process group, by force when it must."""
+        """Kill every process; multiprocessing's resource trackers then tidy up and end by themselves."""
+        groups = {rank.process.pid for rank in self.ranks}
+        for pid, command in _members(groups).items():
+            if "resource_tracker" not in command:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for rank in self.ranks:
-            _signal(rank, signal.SIGTERM)
-        for rank in self.ranks:
-            try:
-                rank.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                _signal(rank, signal.SIGKILL)
-                rank.process.wait(timeout=10)
+            rank.process.wait(timeout=30)
+        deadline = time.monotonic() + 30
+        while left := _members(groups):
+            assert time.monotonic() < deadline, f"still running 30 s after SIGKILL: {left}"
+            time.sleep(0.05)
 
 
-def _signal(rank: Rank, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(rank.process.pid, number)
+def _members(groups: set[int]) -> dict[int, str]:
+    """Living processes of these process groups, with their command lines."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(group) in groups and state != "Z":
+                found[int(stat.parent.name)] = (stat.parent / "cmdline").read_text().replace("\0", " ")
+    return found
 
 
 def chat_body(content: str, **body: Any) -> dict[str, Any]:

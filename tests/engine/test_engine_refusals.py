@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dsv41_adapters.fingerprint import EngineSource, fit
+from dsv41_adapters.registry import discover
 from dsv41_adapters.report import read_reports
 
 from tests.engine.engines import BOOT, Engine, engine_environment, free_port, launch_rank, write_plan
@@ -69,6 +71,10 @@ def reasons(plan: Path) -> dict[str, str]:
     reports = read_reports(plan.parent, BOOT)
     assert all(report.adapters["engram_nvme"].state == "refused" for report in reports)
     return {report.role.value: str(report.adapters["engram_nvme"].reason) for report in reports}
+
+
+def test_every_adapter_fits_the_engine_it_is_tested_on(engine_python: Path) -> None:
+    assert fit(discover().values(), EngineSource.at(engine_python.parents[1])) == []
 
 
 def test_a_changed_target_is_refused_by_every_process(engine_python: Path, plan: Path, sabotage: Sabotage) -> None:
