@@ -67,6 +67,9 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     POOL_BYTES = 1 << 20  # stays inside a default RLIMIT_MEMLOCK of 8 MiB
     STACK_BYTES = 128 << 10
+    # An idle drive gets its first reads while the rest of a batch is still being prepared: p50 of 32 rows 811 -> 643 us,
+    # of 96 1512 -> 1426 us, same CPU (interleaved, 2 cores, virtio, 2026-11-30); 4 and 16 gained less.
+    HEAD_START = 8
     MAX_EAGAIN = 1000
 
 
@@ -292,6 +295,10 @@ cdef void *ring_main(void *argument) noexcept nogil:
             if index == NO_SLOT:
                 break
             start_read(reader, &ring, index)
+            if reader.n_busy == HEAD_START and ring.pushed == HEAD_START:
+                unlock(reader)
+                ring_wait(&ring, 0, -1, results, 0, &n_results)
+                pthread_mutex_lock(&reader.lock)
         if reader.closing and reader.active == NULL and reader.n_busy == 0:
             break
         reader.sleeping = reader.free_slot != NO_SLOT  # with every slot out, a wake could not start anything

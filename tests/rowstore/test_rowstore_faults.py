@@ -235,9 +235,10 @@ def test_a_cancelled_job_keeps_its_buffers_until_the_reads_under_way_are_over(ch
         weight, scale = outputs(len(ids))
         jobs = [store.submit(1, array("q", ids), weight, scale)]
         wait_until(lambda: int(tell("reads")) >= 1, "a read")
-        over = threading.Event()
+        begun, over = threading.Event(), threading.Event()
 
         def stop():
+            begun.set()
             if how == "cancel":
                 jobs[0].cancel()
             else:
@@ -247,7 +248,8 @@ def test_a_cancelled_job_keeps_its_buffers_until_the_reads_under_way_are_over(ch
 
         thread = threading.Thread(target=stop)
         thread.start()
-        assert not over.wait(0.05)  # reads are under way, so the outputs are not ours yet
+        assert begun.wait(10)
+        assert not over.wait(0.1)  # reads are under way, so the outputs are not ours yet
         with pytest.raises(BufferError):
             weight.append(0)
         tell("go")
