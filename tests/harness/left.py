@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 
@@ -31,7 +31,7 @@ def look(state_root: Path) -> Left:
     """This machine now, as far as the demo with this state directory is concerned."""
     return Left(
         frozenset(_processes(str(state_root))),
-        frozenset(name for _, name in socket.if_nameindex() if name.startswith("dsv41-")),
+        frozenset(_ways_in(state_root)),
         frozenset(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         frozenset(_listening(_ports(state_root))),
     )
@@ -50,6 +50,24 @@ def _processes(marker: str) -> list[str]:
             continue
         if marker.encode() in argv + environment:
             found.append(f"{name} {argv.decode(errors='replace')[:120]}")
+    return found
+
+
+def _ways_in(state_root: Path) -> list[str]:
+    """Links of this machine with a route to the demo's own management network (two demos never share one)."""
+    path = state_root / "settings.json"
+    if not path.exists():
+        return []
+    nodes = json.loads(path.read_text())["fleet"]["nodes"].values()
+    addresses = [IPv4Address(node["management_address"]) for node in nodes]
+    found = []
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        link, destination, *_, mask = line.split()[:8]
+        # The kernel prints both as little-endian hexadecimal.
+        as_address = [IPv4Address(bytes.fromhex(text)[::-1]) for text in (destination, mask)]
+        network = IPv4Network("/".join(map(str, as_address)))
+        if network.prefixlen and any(address in network for address in addresses):
+            found.append(link)
     return found
 
 
