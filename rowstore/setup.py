@@ -52,6 +52,7 @@ class Build(build_ext):
     def run(self) -> None:
         if self.extensions and (why := missing_tool()):
             sys.exit(why)
+        self.parallel = self.parallel or min(4, os.cpu_count() or 1)
         super().run()
 
 
