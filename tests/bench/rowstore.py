@@ -42,6 +42,12 @@ RELEASED = {
 
 SERIAL = "bounded by how much faster this drive answers many reads than one; see measured.drive_one_over_many"
 
+FULL = (
+    "where 96 threads keep the drive full too, only its ceiling is compared; with more runnable threads than cores, "
+    "one I/O thread also gets a smaller share of the processor than 96: see conditions.load_average_*"
+)
+KERNEL = "what is left of our cost a row is the kernel's for one direct read; the pool's varies with the load beside it"
+
 
 class Bench:
     def __init__(self, table: Table, args: argparse.Namespace) -> None:
@@ -89,10 +95,12 @@ class Bench:
         def over(batch: int, name: str) -> float:
             return ratio(found[batch][name], found[batch]["ours"])
 
-        self.at_least("cold batch of 32, p50 against 96 threads", 2.5, over(32, "threads_96"))
+        self.at_least("cold batch of 32, p50 against 96 threads", 2.5, over(32, "threads_96"), note=FULL)
         self.at_least("cold batch of 96, rows/s against 96 threads", 1.5, over(96, "threads_96"))
-        self.at_least("cold batch of 200, rows/s against 96 threads", 1.5, over(200, "threads_96"))
-        self.at_least(f"cold batch of {large}, rows/s against 96 threads", 1.3, over(large, "threads_96"))
+        self.at_least("cold batch of 200, rows/s against 96 threads", 1.5, over(200, "threads_96"), note=FULL)
+        self.at_least(
+            f"cold batch of {large}, rows/s against 96 threads", 1.3, over(large, "threads_96"), note=FULL
+        )
         self.at_least("cold batch of 32 against the better of 16 and 32 threads", 1.3,
                       min(over(32, "threads_16"), over(32, "threads_32")))  # fmt: skip
         self.at_least("cold batch of 96 against the better of 16 and 32 threads", 1.15,
@@ -100,7 +108,7 @@ class Bench:
         for batch, goal in ((32, 6), (96, 6), (large, 4)):
             ours, theirs = (found[batch][n] for n in ("ours", "threads_96"))
             self.at_least(f"CPU of a missed row at {batch}: 96 threads over ours", goal,
-                          (theirs.cpu_s / theirs.n_rows) / (ours.cpu_s / ours.n_rows))  # fmt: skip
+                          (theirs.cpu_s / theirs.n_rows) / (ours.cpu_s / ours.n_rows), note=KERNEL)  # fmt: skip
         for name, goal in (("ours", 3.0), ("ours_4096", 16.6)):
             counters = arms[name].store.counters()
             self.at_most(f"bytes read per byte wanted, {arms[name].store.report['read_bytes']}-byte reads", goal,
