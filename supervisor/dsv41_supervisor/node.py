@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from .units import Units, UnitState, UnitStatus
 from .units.procfs import memory_available_bytes, rss_bytes
 
 PACK_UNIT = "dsv41-pack"
+PORT_FREE_S = 15.0
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 N_LAST_LINES = 40
@@ -126,7 +128,7 @@ class NodeAgent:
             self.leases = self.leases.drop()
             self._save()
             self.changes.bump()
-            return {"members": list(left.members), "port_free": await self._port_free()}
+            return {"members": list(left.members), "port_free": await self._port_becomes_free()}
 
     def renew(self, boot_id: str) -> None:
         """The head still lives and means this boot. Raises StaleBoot."""
@@ -382,14 +384,22 @@ class NodeAgent:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _port_free(self) -> bool:
-        port = self.settings.fleet.nodes[self.node].engine_port
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 1)
-        except (OSError, TimeoutError):
-            return True
-        writer.close()
-        return False
+    async def _port_becomes_free(self) -> bool:
+        """A process that was killed lets go of its port only when all its memory is given back."""
+        deadline = time.monotonic() + PORT_FREE_S
+        while not (free := self._port_free()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        return free
+
+    def _port_free(self) -> bool:
+        """Whether the engine could listen. Asked by binding: a connection would be seen by whoever holds the port."""
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", self.settings.fleet.nodes[self.node].engine_port))
+            except OSError:
+                return False
+        return True
 
     def _save(self) -> None:
         boot = self.leases.boot

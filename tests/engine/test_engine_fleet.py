@@ -103,8 +103,11 @@ async def _kill_in_the_middle_of_a_stream(fleet: FleetUnderTest) -> dict[str, fl
     await asyncio.wait_for(asyncio.gather(stream_ends(), noticed()), 30)
     assert timeline["noticed_s"] <= NOTICED_S
     after = await fleet.until(
-        lambda s: s["state"] == "serving" and s["boot"]["id"] != old_boot, "the fleet came back", BOOT_S
+        lambda s: s["state"] == "failed" or (s["state"] == "serving" and s["boot"]["id"] != old_boot),
+        "the fleet came back",
+        BOOT_S,
     )
+    assert after["state"] == "serving", after["reason"]
     timeline["serving_again_s"] = time.monotonic() - killed_at
     stopped = [e["at"] for e in after["timeline"] if e["what"] == "all ranks stopped" and e["at"] > killed_on_clock]
     timeline["all_stopped_s"] = stopped[0] - killed_on_clock

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from dsv41_supervisor.errors import Dsv41Error, Exit
 
-from tests.harness.fleet import running_fleet
+from tests.harness.fleet import kill, running_fleet
 
 
 def _hold(address: str, port: int) -> socket.socket:
@@ -36,6 +37,30 @@ async def test_an_engine_port_held_by_another_is_named(tmp_path: Path, demo_chec
             assert f"port {port} is taken by a process that is not ours" in refusal["what"]
             assert refusal["transient"] is True
         assert (await fleet.up())["state"] == "serving"
+
+
+async def test_a_port_taken_while_recovering_ends_in_words_and_not_in_a_restart_beside_it(
+    tmp_path: Path, demo_checkpoint: Path
+) -> None:
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False) as fleet:
+        assert (await fleet.up())["state"] == "serving"
+        port = fleet.settings.fleet.nodes["spark2"].engine_port
+        kill(fleet.engine_process(1, "launcher"))
+        with await _hold_as_soon_as_free("127.0.0.1", port):
+            failed = await fleet.until(lambda s: s["state"] == "failed", "it gave up", 40)
+            assert f"port {port} is taken by a process that is not ours" in failed["reason"]
+            assert all(node["measured"]["n_processes"] == 0 for node in failed["nodes"].values())
+        assert (await fleet.up())["state"] == "serving"
+
+
+async def _hold_as_soon_as_free(address: str, port: int) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return _hold(address, port)
+        except OSError:
+            assert time.monotonic() < deadline, f"port {port} was never free"
+            await asyncio.sleep(0.001)
 
 
 async def test_a_supervisor_whose_port_is_taken_says_so_and_ends(tmp_path: Path, demo_checkpoint: Path) -> None:

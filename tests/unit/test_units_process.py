@@ -39,6 +39,14 @@ def _units(tmp_path: Path, code: str, on_exit=None, oneshot: bool = False) -> Pr
     return ProcessUnits(lambda unit: definition, tmp_path / "records", on_exit)
 
 
+HEADLESS = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("headless", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+
 async def _line(tmp_path: Path, start: str) -> str:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -84,6 +92,34 @@ async def test_a_child_in_a_session_of_its_own_is_stopped_too(tmp_path: Path) ->
     assert child in (await units.status("u")).members
     assert (await units.stop("u", 1)).members == ()
     await _gone(child)
+
+
+async def test_a_zombie_whose_threads_still_live_is_not_taken_for_gone(tmp_path: Path) -> None:
+    # SIGKILL of a process of many gigabytes: its leader is a zombie while other threads still hold memory and ports.
+    units = _units(tmp_path, HEADLESS)
+    await units.start("u")
+    await _line(tmp_path, "headless")
+    pid = (await units.status("u")).main_pid
+    assert pid is not None
+    deadline = time.monotonic() + 5
+    while (found := read(pid)) is None or found.state != "Z":
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.02)
+    assert (await units.status("u")).members == (pid,)
+    assert (await units.stop("u", 0.1)).members == ()
+    assert start_time(pid) is None
+
+
+async def test_orphans_that_end_are_reaped(tmp_path: Path) -> None:
+    units = _units(tmp_path, FAMILY)
+    await units.start("u")
+    child = int((await _line(tmp_path, "child")).split()[1])
+    assert child in (await units.status("u")).members
+    await units.stop("u", 1)
+    deadline = time.monotonic() + 10
+    while read(child) is not None:
+        assert time.monotonic() < deadline, "the orphan is still there as a zombie"
+        await asyncio.sleep(0.05)
 
 
 async def test_what_outlives_a_failed_main_process_is_killed_and_the_failure_is_told(tmp_path: Path) -> None:

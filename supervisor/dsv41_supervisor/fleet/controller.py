@@ -248,17 +248,20 @@ class FleetController:
     async def _recover(self, why: str) -> None:
         """Stop all, look that all is gone, pause; the next turn of the loop starts again. Or give up."""
         recovery = self.settings.recovery
-        await self._stop_all(why, LOST_GRACE_S)
+        try:
+            await self._stop_all(why, LOST_GRACE_S)
+        except Dsv41Error as error:
+            # Nothing may be started beside what is left; a person has to look.
+            self.refusals = error.refusals
+            await self._give_up(f"after {why}, not everything could be stopped: {error}")
+            return
         self._note("all ranks stopped")
         now = time.time()
         self._recoveries = [t for t in self._recoveries if now - t < recovery.window_s]
         if len(self._recoveries) >= recovery.max_recoveries:
             sentence = (f"{len(self._recoveries)} recoveries within {recovery.window_s:.0f} s did not hold; "
                         f"staying down. Last reason: {why}")  # fmt: skip
-            event(Event.RECOVERY_GIVEN_UP, sentence, logging.ERROR, stage=Stage.RANK)
-            await self._alert(sentence)
-            self._decide(sentence)
-            self._set_state(FleetState.FAILED, sentence)
+            await self._give_up(sentence)
             return
         pause_s = recovery.backoff_s * 2 ** len(self._recoveries)
         self._recoveries.append(now)
@@ -266,6 +269,13 @@ class FleetController:
         self._decide(f"recovery {len(self._recoveries)} of {recovery.max_recoveries} in {pause_s:.0f} s, because {why}")
         event(Event.RECOVERY_STARTED, f"recovering: {why}", logging.WARNING, stage=Stage.RANK)
         await asyncio.sleep(pause_s)
+
+    async def _give_up(self, sentence: str) -> None:
+        """Stay down, tell a person, and write down why."""
+        event(Event.RECOVERY_GIVEN_UP, sentence, logging.ERROR, stage=Stage.RANK)
+        await self._alert(sentence)
+        self._decide(sentence)
+        self._set_state(FleetState.FAILED, sentence)
 
     async def _failed_boot(self, error: Dsv41Error, recovering: bool) -> None:
         self.refusals = error.refusals

@@ -110,7 +110,7 @@ class RemoteMember:
         await self._orders.call("POST", "/node/start", {"boot": boot_id})
 
     async def stop(self, why: str, grace_s: float) -> dict[str, Any]:
-        return await self._orders.call("POST", "/node/stop", {"why": why, "grace_s": grace_s}, timeout_s=grace_s + 15)
+        return await self._orders.call("POST", "/node/stop", {"why": why, "grace_s": grace_s}, timeout_s=grace_s + 40)
 
     async def drain(self) -> None:
         await self._orders.call("POST", "/node/drain", {})

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import Dsv41Error, Stage
 from ..journal import log
 from . import OnExit, UnitState, UnitStatus
-from .procfs import pid_is, processes, start_time
+from .procfs import Proc, pid_is, processes, start_time
 
 _PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 5.0
@@ -62,6 +62,8 @@ class ProcessUnits:
         self._record_dir = record_dir
         self.on_exit = on_exit
         self._units: dict[str, _Running] = {}
+        self._orphans: dict[int, int] = {}
+        """Every member that was seen and not yet gone, pid to start time."""
         self._watchers: set[asyncio.Task[None]] = set()
         record_dir.mkdir(parents=True, exist_ok=True)
         # Orphans of a unit come to us instead of PID 1, so that no one escapes the search in `members`.
@@ -173,13 +175,18 @@ class ProcessUnits:
             mine |= found
             grew = bool(found)
         running.known = {pid: table[pid].start_ticks for pid in mine}
-        dead = {pid for pid in mine if table[pid].state == "Z"}
-        for pid in dead - {running.pid}:
-            # We are the subreaper: an orphan that ended waits for us.
-            if table[pid].parent == os.getpid():
+        self._orphans |= {pid: ticks for pid, ticks in running.known.items() if pid != running.pid}
+        self._reap(table)
+        return sorted(pid for pid in mine if not table[pid].dead)
+
+    def _reap(self, table: Mapping[int, Proc]) -> None:
+        """We are the subreaper: members that lost their parent wait for us when they end. Nobody else's are touched."""
+        for pid, ticks in list(self._orphans.items()):
+            if pid not in table or table[pid].start_ticks != ticks:
+                del self._orphans[pid]
+            elif table[pid].dead and table[pid].parent == os.getpid():
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-        return sorted(mine - dead)
 
     async def _watch(self, unit: str, running: _Running) -> None:
         if running.process is not None:
@@ -202,8 +209,11 @@ class ProcessUnits:
 
     async def _know(self, unit: str, running: _Running) -> None:
         """Look at a unit's processes now and then, so that none can slip away by losing its parent."""
-        while self._units.get(unit) is running:
-            self._members(running)
+        while self._units.get(unit) is running or self._orphans:
+            if self._units.get(unit) is running:
+                self._members(running)
+            else:
+                self._reap(processes())
             await asyncio.sleep(LOOK_S)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

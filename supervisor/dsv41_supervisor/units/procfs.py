@@ -13,6 +13,12 @@ class Proc:
     session: int
     state: str
     start_ticks: int
+    n_threads: int = 1
+
+    @property
+    def dead(self) -> bool:
+        """Nothing of it runs. A zombie whose other threads still end holds its memory and its sockets."""
+        return self.state in "ZX" and self.n_threads <= 1
 
 
 def read(pid: int) -> Proc | None:
@@ -24,18 +30,18 @@ def read(pid: int) -> Proc | None:
         return None
     # The command name may hold spaces and brackets: fields are counted from the last bracket.
     parts = raw[raw.rindex(b")") + 2 :].split()
-    return Proc(pid, int(parts[1]), int(parts[3]), parts[0].decode(), int(parts[19]))
+    return Proc(pid, int(parts[1]), int(parts[3]), parts[0].decode(), int(parts[19]), int(parts[17]))
 
 
 def start_time(pid: int) -> int | None:
     """Start time in clock ticks since boot; with the pid it names one process for ever. None for a dead one."""
     proc = read(pid)
-    return None if proc is None or proc.state in "ZX" else proc.start_ticks
+    return None if proc is None or proc.dead else proc.start_ticks
 
 
 def pid_is(table: dict[int, Proc], pid: int, start_ticks: int) -> bool:
     """Whether a pid is still the process that started then."""
-    return pid in table and table[pid].start_ticks == start_ticks and table[pid].state not in "ZX"
+    return pid in table and table[pid].start_ticks == start_ticks and not table[pid].dead
 
 
 def processes() -> dict[int, Proc]:
