@@ -22,7 +22,7 @@ engine: .venv
 	@$(DSV41) demo --prepare-only
 
 demo: .venv
-	@$(DSV41) demo $(ARGS)
+	@$(DSV41) demo $(ARGS) || { status=$$?; [ $$status -eq 130 ] || exit $$status; }
 
 test: .venv engine
 	.venv/bin/pytest $(ARGS)

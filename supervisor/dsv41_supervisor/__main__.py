@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from . import __version__
@@ -27,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
     try:
+        args = parser().parse_args(argv)
         return int(args.run(args))
     except Dsv41Error as error:
         print(f"dsv41: {error}", file=sys.stderr)
@@ -37,6 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"dsv41: {where}{error.strerror or error}. Put that right, then try again.", file=sys.stderr)
+        return Exit.UNAVAILABLE
+    except Exception as error:
+        traceback.print_exc()
+        print(f"dsv41: a bug: {error!r}. Report it with the lines above.", file=sys.stderr)
+        return Exit.BUG
 
 
 if __name__ == "__main__":

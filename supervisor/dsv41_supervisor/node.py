@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,10 @@ class NodeAgent:
 
     async def start_rank(self, boot_id: str) -> None:
         """Start this node's rank in the boot whose lease is live. Raises StaleBoot or Dsv41Error."""
+        async with self._stop_lock:
+            await self._start_rank(boot_id)
+
+    async def _start_rank(self, boot_id: str) -> None:
         boot = self.leases.live(time.monotonic())
         if boot is None or boot.id != boot_id:
             raise StaleBoot(f"boot {boot_id} has no live lease here")
@@ -220,6 +225,7 @@ class NodeAgent:
             self.fail("the head has not renewed the lease")
         if self._preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
+            self._in_background(self.units.stop(PACK_UNIT, 5))
 
     async def memory_below_floor(self, available_bytes: int) -> None:
         """Kill the rank now: an out-of-memory GB10 needs its power cord pulled."""
@@ -380,7 +386,10 @@ class NodeAgent:
         event(Event.RANK_LOST, sentence, logging.ERROR, stage=Stage.RANK)
         self.move(RankEvent.FAILED, reason)
         # The unit is stopped by whoever owns the boot; a rank without a head to say so stops by itself here.
-        task = asyncio.get_running_loop().create_task(self.units.stop(rank_unit(self.rank_number), FAILED_GRACE_S))
+        self._in_background(self.units.stop(rank_unit(self.rank_number), FAILED_GRACE_S))
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

@@ -42,13 +42,15 @@ def read_config(checkpoint: Path) -> dict[str, object]:
     path = checkpoint / "config.json"
     try:
         raw = json.loads(path.read_bytes())
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:
         raise Dsv41Error(
             f"{path} cannot be read ({error}).",
             stage=Stage.PACK,
             hint="Run dsv41 download, or correct checkpoint.path.",
         ) from None
-    return dict(raw)
+    return raw
 
 
 def check_rows(settings: Settings, node: str) -> PackManifest:
@@ -63,7 +65,7 @@ def check_rows(settings: Settings, node: str) -> PackManifest:
         geometry = engram_geometry(read_config(settings.checkpoint_dir(node)))
     except Dsv41Error as error:
         return PackManifest((), {}, error.refusals)
-    except (RowStoreError, ValueError, KeyError) as error:
+    except (RowStoreError, ValueError, KeyError, TypeError, AttributeError) as error:
         refusals.append(
             Refusal(Stage.PACK, f"config.json does not describe Engram tables: {error}.", "Correct checkpoint.path.",
                     node=node, rank=rank, check="engram-geometry")

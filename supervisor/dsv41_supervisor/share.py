@@ -80,8 +80,10 @@ def checkpoint_files(path: Path) -> list[str]:
         try:
             index = json.loads((path / INDEX).read_bytes())
             names = sorted(set(index["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _Broken(f"{path / INDEX} is not a safetensors index ({error}).") from None
+        if not names:
+            raise _Broken(f"{path / INDEX} names no file.")
         bad = [n for n in names if not isinstance(n, str) or Path(n).name != n]
         if bad:
             raise _Broken(f"{path / INDEX} names files outside its directory: {bad[:3]}.")
@@ -109,8 +111,11 @@ def check_safetensors_file(path: Path) -> int:
         raise _Broken(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:
         raise _Broken(f"{path} has a damaged header.") from None
-    ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
-    expected = 8 + n_header + (max(ends) if ends else 0)
+    try:
+        ends = [int(t["data_offsets"][1]) for name, t in header.items() if name != "__metadata__"]
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        raise _Broken(f"{path} has a damaged header.") from None
+    expected = 8 + n_header + max(ends, default=0)
     if size != expected:
         what = "is cut short" if size < expected else "is longer than its header says"
         raise _Broken(f"{path} {what}: {size} bytes, expected {expected}.")

@@ -39,9 +39,10 @@ def first_key(path: Path) -> str:
     """The first plain key of a keys file (`name:key` lines)."""
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise Dsv41Error(
-            f"the keys file {path} cannot be read: {error.strerror}.", stage=Stage.GATEWAY,
+            f"the keys file {path} cannot be read: {getattr(error, 'strerror', 'not text')}.",
+            stage=Stage.GATEWAY,
             hint="Name another with --key-file.",
         ) from None  # fmt: skip
     for line in lines:
@@ -78,7 +79,8 @@ async def ask(
             session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as answer,
         ):
             if answer.status != 200:
-                raise _error(f"the gateway answered {answer.status}: {_message(await answer.text())}")
+                what = f"the gateway answered {answer.status}: {_message(await answer.text())}"
+                raise _error(what, transient=answer.status in (408, 425, 429) or answer.status >= 500)
             async for raw in answer.content:
                 line = raw.decode().strip()
                 if not line.startswith("data:") or line == "data: [DONE]":
@@ -98,6 +100,8 @@ async def ask(
                         show(text)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _error(f"no answer from {base} ({type(error).__name__}: {error})") from None
+    if not tokens:
+        raise _error("the answer came without a token")
     return Answer("".join(parts), tokens, first_s, time.monotonic() - began, finish)
 
 
@@ -109,5 +113,6 @@ def _message(body: str) -> str:
         return body[:500]
 
 
-def _error(what: str) -> Dsv41Error:
-    return Dsv41Error(what, stage=Stage.GATEWAY, hint="Run dsv41 status.", transient=True)
+def _error(what: str, *, transient: bool = True) -> Dsv41Error:
+    hint = "Run dsv41 status." if transient else "Correct the request or the key, then try again."
+    return Dsv41Error(what, stage=Stage.GATEWAY, hint=hint, transient=transient)

@@ -96,3 +96,15 @@ def test_a_checkpoint_without_tables_is_refused_by_the_first_missing_thing(demo_
     (tmp_path / "empty").mkdir()
     with pytest.raises(Dsv41Error, match=r"config\.json cannot be read"):
         pack(_settings(tmp_path / "empty", tmp_path, demo_revision), "spark1")
+
+
+@pytest.mark.parametrize(
+    "config", ["[1, 2]", '{"engram_layer_ids": null}', '{"engram_layer_ids": [1], "engram_n_heads": []}']
+)
+def test_a_config_of_another_shape_is_a_refusal_and_not_a_crash(
+    demo_revision: str, tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text(config)
+    manifest = check_rows(_settings(tmp_path / "checkpoint", tmp_path, demo_revision), "spark1")
+    assert manifest.refusals

@@ -83,3 +83,16 @@ def test_a_missing_directory_is_refused(tmp_path: Path, checkpoint: Path) -> Non
     settings = _settings(checkpoint)
     shutil.rmtree(checkpoint)
     assert "there is no checkpoint directory" in str(check_checkpoint(settings, "spark1").refusals[0])
+
+
+@pytest.mark.parametrize("header", ["[]", '{"a": {}}', '{"a": {"data_offsets": [0, "x"]}}', "{", '{"a": 1}'])
+def test_a_header_of_another_shape_is_a_refusal_and_not_a_crash(checkpoint: Path, header: str) -> None:
+    victim = checkpoint / checkpoint_files(checkpoint)[0]
+    victim.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    assert f"{victim} has a damaged header." in _words(checkpoint)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": []}', "{"])
+def test_an_index_of_another_shape_is_a_refusal_and_not_a_crash(checkpoint: Path, index: str) -> None:
+    (checkpoint / "model.safetensors.index.json").write_text(index)
+    assert "model.safetensors.index.json" in _words(checkpoint)

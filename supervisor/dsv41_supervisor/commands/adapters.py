@@ -26,9 +26,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--settings", type=Path, metavar="FILE", help="settings of the fleet, JSON")
     parser.add_argument("--node", metavar="NAME", help="the node whose rank is asked about")
-    parser.add_argument(
-        "--json", action="store_true", help="print {name, state, reason, targets, status} of each"
-    )
+    parser.add_argument("--json", action="store_true", help="print {name, state, reason, targets, status} of each")
     parser.set_defaults(run=run)
     fit = parser.add_subparsers(metavar="COMMAND").add_parser(
         "fit",
@@ -36,12 +34,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Hashes each target's syntax tree, found on disk without importing the engine. "
         "Exits 0 when all fit, 78 when one has changed.",
     )
-    fit.add_argument(
-        "--engine", type=Path, metavar="PATH", help="an environment, an unpacked wheel, or a .whl file"
-    )
-    fit.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="print every target's fingerprint"
-    )
+    fit.add_argument("--engine", type=Path, metavar="PATH", help="an environment, an unpacked wheel, or a .whl file")
+    fit.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print every target's fingerprint")
     fit.set_defaults(run=run_fit)
 
 
@@ -126,9 +120,7 @@ def run_fit(args: argparse.Namespace) -> int:
             for target in adapter["targets"]:
                 known = ", ".join(f"{print_} ({version})" for print_, version in target["known"].items())
                 verdict = "fits" if target["fits"] else f"CHANGED, known: {known}"
-                print(
-                    f"  {target['found'] or 'missing':<16}  {target['how']:<7}  {target['path']}  {verdict}"
-                )
+                print(f"  {target['found'] or 'missing':<16}  {target['how']:<7}  {target['path']}  {verdict}")
     for name, target in changed:
         print(
             f"engine: adapter {name} does not fit: {target['path']} is {target['found'] or 'missing'}. "

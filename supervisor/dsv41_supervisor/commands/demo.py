@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ..demo.session import run as run_demo
     from ..settings import EngineKind
 
-    nodes = args.nodes or args.tp or 3
+    nodes = args.nodes if args.nodes is not None else args.tp if args.tp is not None else 3
     root = args.source or Path(__file__).resolve().parents[3]
     if not (root / "demo" / "make_checkpoint.py").is_file():
         raise Dsv41Error(
@@ -49,9 +49,18 @@ def run(args: argparse.Namespace) -> int:
         raise Dsv41Error(
             "--script is for the scripted engine.", stage=Stage.CONFIG, hint="Add --engine scripted, or leave it out."
         )
+    if args.script is not None and not args.script.is_file():
+        raise Dsv41Error(
+            f"{args.script} is not a file.", stage=Stage.CONFIG, hint="Name what the scripted engine shall do wrong."
+        )
+    if args.max_tokens < 1:
+        raise Dsv41Error(
+            f"--max-tokens is {args.max_tokens}, expected 1 or more.", stage=Stage.CONFIG, hint="Leave it out for 32."
+        )
     options = Options(
-        root=root, state_root=(args.state or root / STATE).resolve(), tp=args.tp or nodes, nodes=nodes,
-        engine=EngineKind(args.engine), once=args.once, as_json=args.json, prompt=args.prompt,
+        root=root, state_root=(args.state or root / STATE).resolve(),
+        tp=args.tp if args.tp is not None else nodes,
+        nodes=nodes, engine=EngineKind(args.engine), once=args.once, as_json=args.json, prompt=args.prompt,
         max_tokens=args.max_tokens, loopback=args.loopback, gateway_port=args.port,
         script=args.script.resolve() if args.script else None, prepare_only=args.prepare_only,
     )  # fmt: skip

@@ -33,21 +33,25 @@ async def order(
                 print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
             if done(status) or status["state"] == "failed":
                 return said, status
+            if status["wanted"] != ("up" if what == "up" else "down"):
+                print(f"dsv41: someone else asked for {status['wanted']} meanwhile", file=sys.stderr)
+                return said, status
             if timeout_s is not None and time.monotonic() - began > timeout_s:
                 return said, status
             await asyncio.sleep(POLL_S)
 
 
 def failure(status: dict[str, Any]) -> int:
-    """Show why a fleet failed; the exit status that says whether trying again can help."""
+    """Show why a fleet is not where it was asked to be; the exit status that says whether trying again can help."""
+    if status["state"] != "failed":
+        print(f"dsv41: the fleet is still {status['state']}; it goes on without this command", file=sys.stderr)
+        return Exit.UNAVAILABLE
     refusals = [Refusal.from_json(r) for r in status["refusals"]]
     for refusal in refusals:
         print(f"dsv41: {refusal}", file=sys.stderr)
     if not refusals:
-        print(f"dsv41: the fleet is {status['state']}: {status['reason']}", file=sys.stderr)
-    if refusals and all(r.transient for r in refusals):
-        return Exit.UNAVAILABLE
-    return Exit.REFUSED
+        print(f"dsv41: the fleet failed: {status['reason']}", file=sys.stderr)
+    return Exit.UNAVAILABLE if refusals and all(r.transient for r in refusals) else Exit.REFUSED
 
 
 def rows(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,6 +22,10 @@ def run(args: argparse.Namespace) -> int:
 
     from ..fleet.peers import SupervisorClient
 
+    if args.lines < 1:
+        raise Dsv41Error(
+            f"--lines is {args.lines}, expected 1 or more.", stage=Stage.CONFIG, hint="Leave it out for 60."
+        )
     settings = read_settings(args)
     node = args.node_name or settings.fleet.head
     if node not in settings.fleet.nodes:

@@ -41,7 +41,7 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     boot = status["boot"]["id"] if status["boot"] else "none"
     console.print(
         f"fleet {status['fleet']}: [bold]{status['state']}[/bold], boot {boot}, {status['recoveries']} recoveries"

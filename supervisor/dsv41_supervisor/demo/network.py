@@ -54,13 +54,12 @@ _LINK_UP_S = 5.0
 _KEEPER_START_S = 10.0
 _KEEPER_STOP_S = 20.0
 
-_SHOWS_NOT_ANYWHERE = (
-    "RDMA: the cables are veth pairs, so there are no HCAs, GIDs or RoCE counters",
-    "speed: three nodes share this machine's cores, memory and disk",
-)
+_SHOWS_NOT_WITH_CABLES = "RDMA: the cables are veth pairs, so there are no HCAs, GIDs or RoCE counters"
+_SHOWS_NOT_WITH_ONE_NODE = "the fabric: one node has no cables"
+_SHOWS_NOT_ANYWHERE = "speed: every node shares this machine's cores, memory and disk"
 _SHOWS_NOT_ON_LOOPBACK = (
     "nodes apart: all of them share this machine's loopback, so each needs ports of its own",
-    "rails: there are no cables, so no MTU, subnet or link check runs and no cable can be pulled",
+    "rails and RDMA: there are no cables, so no MTU, subnet or link check runs and no cable can be pulled",
     "a node that vanishes from the network: only its processes can be killed",
 )
 
@@ -125,7 +124,10 @@ class Network:
     @property
     def shows_not(self) -> tuple[str, ...]:
         """What this network does not show, in plain words."""
-        return (_SHOWS_NOT_ON_LOOPBACK if self.mode is Mode.LOOPBACK else ()) + _SHOWS_NOT_ANYWHERE
+        if self.mode is Mode.LOOPBACK:
+            return (*_SHOWS_NOT_ON_LOOPBACK, _SHOWS_NOT_ANYWHERE)
+        cables = _SHOWS_NOT_WITH_CABLES if self.n_nodes > 1 else _SHOWS_NOT_WITH_ONE_NODE
+        return (cables, _SHOWS_NOT_ANYWHERE)
 
     @property
     def gateway_address(self) -> IPv4Address:

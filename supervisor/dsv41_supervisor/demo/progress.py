@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -57,6 +57,25 @@ class Stage:
         self._progress._finish(self._row, outcome)
 
 
+class _Unfailing:
+    """An output that may go away: a terminal that is closed must not keep the demo from stopping in order."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._to = out
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._to.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._to.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._to, name)
+
+
 class Progress:
     """Shows stages. Use as a context manager; every method may be called from any thread.
 
@@ -65,8 +84,9 @@ class Progress:
 
     def __init__(self, out: IO[str] | None = None, live: bool | None = None) -> None:
         self.took_s: dict[str, float] = {}
-        self._out = out or sys.stderr
-        self._is_live = self._out.isatty() if live is None else live
+        out = out or sys.stderr
+        self._is_live = out.isatty() if live is None else live
+        self._out = cast(IO[str], _Unfailing(out))
         self._began_s = time.monotonic()
         self._lock = threading.RLock()
         self._rows: list[Row] = []

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -98,8 +98,7 @@ async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int
         return await _serve(options, fleet, progress)
     finally:
         with progress.stage("stop"):
-            # A second Ctrl-C must not leave half of it behind.
-            left = await asyncio.shield(_stop(fleet, network))
+            left = await _to_the_end(_stop(fleet, network))
         if left:
             raise Dsv41Error(
                 f"left behind: {', '.join(left)}.",
@@ -108,6 +107,20 @@ async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int
                 transient=True,
             )
         progress.say("stopped; nothing is left")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, list[str]]) -> list[str]:
+    """A second Ctrl-C must not leave half of it behind: cancellation waits until the work is done."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
 
 
 async def _stop(fleet: DemoFleet | None, network: Network) -> list[str]:

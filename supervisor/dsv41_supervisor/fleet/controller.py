@@ -25,7 +25,7 @@ from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
 from .judge import Seen
-from .members import LocalMember, RemoteMember
+from .members import WATCH_S, LocalMember, RemoteMember
 from .samebits import differences
 
 PEERS_TIMEOUT_S = 20
@@ -35,6 +35,7 @@ BOOT_TIMEOUT_S = 24 * 3600
 """Last resorts: what ends a boot that stands still are the stall timers of each phase."""
 LOST_GRACE_S = 2.0
 STALE_COUNT_S = 5.0
+ALERT_S = 30.0
 
 
 class FleetState(StrEnum):
@@ -100,6 +101,9 @@ class FleetController:
         if not self._wanted_up and self.state is FleetState.DOWN:
             return "the fleet is already down; nothing was changed"
         self._decide(f"down was asked for by {by}")
+        if self.state is FleetState.FAILED:
+            # Whatever failed, every node is stopped and looked at again.
+            self._set_state(FleetState.STOPPING, "stopping")
         self._set_wanted(False)
         return "stopping"
 
@@ -418,6 +422,10 @@ class FleetController:
                 refusals += result.refusals
             elif isinstance(result, ValueError):
                 refusals.append(Refusal(Stage.RANK, f"{result}.", "Run dsv41 down, then dsv41 up.", node=name))
+            elif isinstance(result, Exception):
+                log.error("an order to %s failed", name, exc_info=result)
+                what, hint = f"a bug: {result!r}.", f"Report it with the supervisor's log of {name}."
+                refusals.append(Refusal(Stage.RANK, what, hint, node=name))
             elif isinstance(result, BaseException):
                 raise result
         if refusals:
@@ -432,14 +440,17 @@ class FleetController:
         self._save()
 
         async def stop(member: LocalMember | RemoteMember) -> dict[str, Any]:
-            try:
-                return await member.stop(why, grace_s)
-            except PeerUnreachable as error:
-                if member.status is None:
-                    # Out of reach: its lease is not renewed any more, so its rank stops by itself.
-                    log.warning("%s", error)
-                    return {"members": [], "port_free": True}
-                raise
+            deadline = Deadline.after(WATCH_S + self.settings.supervisor.peer_timeout_s + 2, f"{member.name}")
+            while True:
+                try:
+                    return await member.stop(why, grace_s)
+                except PeerUnreachable as error:
+                    if member.status is None or deadline.expired:
+                        # Out of reach: its lease is not renewed any more, so its rank stops by itself, and no boot
+                        # begins before its supervisor is heard again.
+                        log.warning("%s", error)
+                        return {"members": [], "port_free": True}
+                    await asyncio.sleep(0.2)
 
         left = await self._each(list(self.members), stop)
         refusals = []
@@ -504,7 +515,12 @@ class FleetController:
         if failure is not None:
             log.error("the fleet's loop failed; stopping the fleet", exc_info=failure)
             self._wanted_up = False
-            self._set_state(FleetState.FAILED, f"a bug: {failure!r}")
+            try:
+                await self._stop_all("the head's loop failed", LOST_GRACE_S)
+            except Dsv41Error as left:
+                self.refusals = left.refusals
+            self._save()
+            await self._give_up(f"a bug: {failure!r}")
 
     async def _next_order(self) -> None:
         await self._order.wait()
@@ -550,9 +566,15 @@ class FleetController:
             return
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-            await asyncio.wait_for(process.communicate(f"{self.settings.fleet.name}: {sentence}\n".encode()), 30)
+        except OSError as error:
+            log.error("the alert command cannot be started: %s", error)
+            return
+        try:
+            await asyncio.wait_for(process.communicate(f"{self.settings.fleet.name}: {sentence}\n".encode()), ALERT_S)
         except (OSError, TimeoutError) as error:
-            log.error("the alert command failed: %s", error)
+            log.error("the alert command failed: %s", type(error).__name__)
+            if process.returncode is None:
+                process.kill()
 
     def _save(self) -> None:
         try:

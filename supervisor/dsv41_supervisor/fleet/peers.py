@@ -21,11 +21,19 @@ def read_fleet_key(settings: Settings, node: str) -> str:
     try:
         key = path.read_text().strip()
         mode = path.stat().st_mode & 0o777
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise Dsv41Error(
-            f"the fleet key {path} cannot be read: {error.strerror}.", stage=Stage.CONFIG, node=node,
+            f"the fleet key {path} cannot be read: {getattr(error, 'strerror', 'not text')}.",
+            stage=Stage.CONFIG, node=node,
             hint="Put the same key, 32 bytes or more, on every node and name it in fleet.key_file.",
         ) from None  # fmt: skip
+    if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
+        raise Dsv41Error(
+            f"the fleet key {path} holds more than one line, or characters that no key has.",
+            stage=Stage.CONFIG,
+            node=node,
+            hint="Make one with: openssl rand -hex 32",
+        )
     if len(key.encode()) < MIN_KEY_BYTES:
         raise Dsv41Error(
             f"the fleet key {path} has {len(key.encode())} bytes, expected {MIN_KEY_BYTES} or more.",

@@ -96,6 +96,7 @@ class _Running:
         self._progress = Progress()
         self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._lease_until_s = time.monotonic() + settings.supervisor.lease_ttl_s
+        self._log_lost = False
         self._why = ""
         self._watched: dict[int, int] = {}
         """Pid of each of the engine's processes that has reported, with its pidfd."""
@@ -168,17 +169,25 @@ class _Running:
     async def _read(self, engine: asyncio.subprocess.Process) -> None:
         """Pass the engine's output on, and learn its phase from it."""
         assert engine.stdout is not None
-        out = sys.stdout.buffer
         rest = b""
         while chunk := await engine.stdout.read(65536):
-            out.write(chunk)
-            out.flush()
+            self._pass_on(chunk)
             # Progress bars end their lines with a carriage return; waiting for a line feed would hide them all.
             *lines, rest = _LINE_END.split(rest + chunk)
             rest = rest[-MAX_LINE_BYTES:]
             for raw in lines:
                 self._hear(raw.decode(errors="replace").rstrip())
         self._hear(rest.decode(errors="replace").rstrip())
+
+    def _pass_on(self, chunk: bytes) -> None:
+        """To the unit's log. A full disk loses lines; it must not fill the engine's pipe and stop its tokens."""
+        try:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            if not self._log_lost:
+                self._log_lost = True
+                self._last_lines.append(f"dsv41: the log cannot be written ({error.strerror}); lines are lost")
 
     def _hear(self, line: str) -> None:
         if not line:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -75,13 +76,12 @@ class ProcessUnits:
         if running is not None and running.exit_status is None:
             return
         definition = self._definitions(unit)
-        definition.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if definition.log_path.exists() and definition.log_path.stat().st_size > LOG_BYTES:
-            definition.log_path.replace(definition.log_path.with_suffix(".log.1"))
-        with definition.log_path.open("ab") as out:
-            out.write(f"--- {unit} started {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n".encode())
-            out.flush()
-            try:
+        try:
+            definition.log_path.parent.mkdir(parents=True, exist_ok=True)
+            if definition.log_path.exists() and definition.log_path.stat().st_size > LOG_BYTES:
+                definition.log_path.replace(definition.log_path.with_suffix(".log.1"))
+            with definition.log_path.open("ab", buffering=0) as out:
+                out.write(f"--- {unit} started {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n".encode())
                 process = await asyncio.create_subprocess_exec(
                     *definition.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -90,17 +90,25 @@ class ProcessUnits:
                     env=dict(definition.environment),
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise Dsv41Error(
-                    f"cannot start {unit}: {definition.argv[0]}: {error.strerror}.",
-                    stage=Stage.RANK,
-                    hint="Run make to build the environments, then try again.",
-                ) from None
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise Dsv41Error(
+                f"cannot start {unit}: {error.filename or definition.argv[0]}: {error.strerror}.",
+                stage=Stage.RANK,
+                hint="Free some space, then try again."
+                if full
+                else "Run make to build the environments, then try again.",
+                transient=full,
+            ) from None
         running = _Running(definition, process.pid, start_time(process.pid) or 0, process, ended=asyncio.Event())
         self._units[unit] = running
-        self._write_record(unit, running)
         self._spawn(self._watch(unit, running))
         self._spawn(self._know(unit, running))
+        try:
+            self._write_record(unit, running)
+        except OSError as error:
+            # The unit runs and is watched; only a supervisor after us would not find it.
+            log.warning("cannot write the record of %s: %s", unit, error.strerror)
 
     async def stop(self, unit: str, timeout_s: float) -> UnitStatus:
         running = self._units.get(unit)
@@ -288,6 +296,6 @@ def _tail(path: Path, n_lines: int, limit_bytes: int = 256 << 10) -> list[str]:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit_bytes))
-            return file.read().decode(errors="replace").splitlines()[-n_lines:]
+            return file.read().decode(errors="replace").splitlines()[-max(n_lines, 1) :]
     except FileNotFoundError:
         return []

@@ -206,7 +206,7 @@ def test_without_root_nodes_are_on_loopback_and_it_says_what_that_leaves_out() -
     with Network(3, LOOPBACK) as net:
         assert [str(node.management.ip) for node in net.nodes] == ["127.0.41.1", "127.0.41.2", "127.0.41.3"]
         assert run(net, "spark2", "sh", "-c", "echo $DSV41_DEMO") == net.id
-        assert any(text.startswith("rails: there are no cables") for text in net.shows_not)
+        assert any(text.startswith("rails and RDMA: there are no cables") for text in net.shows_not)
     assert not any(text.startswith("rails:") for text in Network(3, Probe(Mode.NAMESPACES, "")).shows_not)
 
 

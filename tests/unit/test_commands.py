@@ -1,0 +1,85 @@
+"""Exit statuses and words of the commands, against a running head: 0 done, 69 try again later, 78 refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from dsv41_supervisor.__main__ import main
+from dsv41_supervisor.errors import Exit
+
+from tests.harness.fleet import FleetUnderTest, running_fleet
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path, demo_checkpoint: Path) -> AsyncIterator[FleetUnderTest]:
+    async with running_fleet(tmp_path, demo_checkpoint, nodes=1, loopback=True) as running:
+        yield running
+
+
+async def _dsv41(fleet: FleetUnderTest, *argv: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dsv41_supervisor", *argv, "--settings", str(fleet.demo.settings_path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_a_day_of_a_fleet_on_the_command_line(fleet: FleetUnderTest, tmp_path: Path) -> None:
+    status, out, _ = await _dsv41(fleet, "status")
+    assert (status, "down" in out) == (Exit.UNAVAILABLE, True)
+    status, _, err = await _dsv41(fleet, "up", "--timeout", "0.01")
+    assert (status, "the fleet is still" in err) == (Exit.UNAVAILABLE, True)
+    status, out, _ = await _dsv41(fleet, "up")
+    assert (status, out.startswith("serving: boot ")) == (Exit.OK, True)
+    status, out, _ = await _dsv41(fleet, "smoke")
+    assert (status, "tokens/s" in out) == (Exit.OK, True)
+    (tmp_path / "wrong").write_text("me:sk-wrong\n")
+    status, _, err = await _dsv41(fleet, "smoke", "--key-file", str(tmp_path / "wrong"))
+    assert (status, "the gateway answered 401" in err) == (Exit.REFUSED, True)
+    status, out, _ = await _dsv41(fleet, "logs")
+    assert (status, "scripted engine" in out) == (Exit.OK, True)
+    status, _, err = await _dsv41(fleet, "logs", "--lines", "0")
+    assert (status, "--lines is 0" in err) == (Exit.REFUSED, True)
+    status, out, _ = await _dsv41(fleet, "down")
+    assert (status, out) == (Exit.OK, "down: every rank is gone\n")
+
+
+async def test_up_ends_when_someone_else_asks_for_down(fleet: FleetUnderTest) -> None:
+    fleet.script({"all": {"phase_s": {"weights": 30}}})
+    up = asyncio.ensure_future(_dsv41(fleet, "up"))
+    await fleet.until(lambda s: s["state"] == "starting", "a boot is under way")
+    await fleet.head.call("POST", "/fleet/down", {})
+    status, _, err = await asyncio.wait_for(up, 30)
+    assert status == Exit.UNAVAILABLE
+    assert "someone else asked for down meanwhile" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe" * 40, "cannot be read"),
+        (b"short", "has 5 bytes, expected 32"),
+        (b"a" * 40 + b"\nb", "more than one line"),
+    ],
+)
+async def test_a_fleet_key_that_is_none_is_named(fleet: FleetUnderTest, content: bytes, words: str) -> None:
+    path = Path(fleet.settings.fleet.key_file)
+    good = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        status, _, err = await _dsv41(fleet, "status")
+    finally:
+        path.write_bytes(good)
+    assert status == Exit.REFUSED
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_a_path_that_cannot_be_read_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--settings", str(tmp_path)]) == Exit.REFUSED
+    assert f"cannot read {tmp_path}: Is a directory." in capsys.readouterr().err
