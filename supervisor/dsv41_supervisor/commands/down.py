@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from ..errors import Exit
-from . import add_settings, read_settings
+from .fleet import register_order
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("down", help="stop every rank and check that nothing is left")
-    add_settings(parser, node=False)
-    parser.add_argument("--json", action="store_true", help="print the fleet's status as JSON at the end")
-    parser.add_argument("--timeout", type=float, metavar="S", help="stop waiting after S seconds; the fleet goes on")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from .fleet import failure, order
-
-    said, status = asyncio.run(order(read_settings(args), "down", lambda s: s["state"] == "down", args.timeout))
-    if status["state"] != "down":
-        if args.json:
-            print(json.dumps(status | {"said": said}))
-        return failure(status)
-    if args.json:
-        print(json.dumps(status | {"said": said}))
-        return Exit.OK
-    print("down: every rank is gone" + (f" ({said})" if "nothing was changed" in said else ""))
-    return Exit.OK
+    register_order(
+        subparsers, "down", "stop every rank and check that nothing is left", "down", "down: every rank is gone"
+    )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import getpass
+import json
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import Exit, Refusal
-from ..fleet.peers import SupervisorClient
 from ..settings import Settings
+from . import add_settings, read_settings
 
 POLL_S = 0.5
 
 
-async def order(
-    settings: Settings, what: str, done: Callable[[dict[str, Any]], bool], timeout_s: float | None
-) -> tuple[str, dict[str, Any]]:
-    """Give the head an order and follow its status until `done` or failed; shows each change on standard error."""
+async def order(settings: Settings, what: str, done_state: str, timeout_s: float | None) -> tuple[str, dict[str, Any]]:
+    """Give the head an order and follow its status until it is done or failed; shows each change on standard error."""
+    # Only now: the parser of every command imports this file, and aiohttp takes its time.
+    from ..fleet.peers import SupervisorClient
+
     async with SupervisorClient(settings, settings.fleet.head) as head:
         answer = await head.call("POST", f"/fleet/{what}", {"by": f"{getpass.getuser()} with dsv41 {what}"})
         said = str(answer["said"])
@@ -31,7 +33,7 @@ async def order(
             if line != shown:
                 shown = line
                 print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
-            if done(status) or status["state"] == "failed":
+            if status["state"] in (done_state, "failed"):
                 return said, status
             if status["wanted"] != ("up" if what == "up" else "down"):
                 print(f"dsv41: someone else asked for {status['wanted']} meanwhile", file=sys.stderr)
@@ -39,6 +41,27 @@ async def order(
             if timeout_s is not None and time.monotonic() - began > timeout_s:
                 return said, status
             await asyncio.sleep(POLL_S)
+
+
+def register_order(subparsers: Any, what: str, help_text: str, done_state: str, done_words: str) -> None:
+    """The parser of an order to the head, which waits until the fleet is in `done_state`."""
+    parser = subparsers.add_parser(what, help=help_text)
+    add_settings(parser, node=False)
+    parser.add_argument("--json", action="store_true", help="print the fleet's status as JSON at the end")
+    parser.add_argument("--timeout", type=float, metavar="S", help="stop waiting after S seconds; the fleet goes on")
+    parser.set_defaults(run=lambda args: _run_order(args, what, done_state, done_words))
+
+
+def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words: str) -> int:
+    said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout))
+    if args.json:
+        print(json.dumps(status | {"said": said}))
+    if status["state"] != done_state:
+        return failure(status)
+    if not args.json:
+        boot = f": boot {status['boot']['id']}" if status["boot"] else ""
+        print(f"{done_words}{boot}" + (f" ({said})" if "nothing was changed" in said else ""))
+    return Exit.OK
 
 
 def failure(status: dict[str, Any]) -> int:

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
-from ..atomic import read_json, write_json
 from ..changes import Changes
 from ..deadline import Deadline
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
@@ -24,8 +23,10 @@ from ..journal import Event, event, log
 from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
+from .alerts import alert
 from .judge import Seen
 from .members import WATCH_S, LocalMember, RemoteMember
+from .record import FleetRecord
 from .samebits import differences
 
 PEERS_TIMEOUT_S = 20
@@ -35,7 +36,6 @@ BOOT_TIMEOUT_S = 24 * 3600
 """Last resorts: what ends a boot that stands still are the stall timers of each phase."""
 LOST_GRACE_S = 2.0
 STALE_COUNT_S = 5.0
-ALERT_S = 30.0
 
 
 class FleetState(StrEnum):
@@ -69,27 +69,18 @@ class FleetController:
             else RemoteMember(settings, name, key, self.changes)
             for name in settings.fleet.in_rank_order
         }  # fmt: skip
-        self._state_path = settings.state_dir(agent.node) / "fleet.json"
-        self._audit_path = settings.state_dir(agent.node) / "audit.log"
-        self._wanted_up = False
+        self._record = FleetRecord.load(settings.state_dir(agent.node))
         self._order = asyncio.Event()
-        self._boot: Boot | None = None
-        self._generation = 0
-        self._served = False
-        self._recoveries: list[float] = []
         self._boot_began_s = 0.0
-        self._last_boot_s = 60.0
-        self._timeline: list[dict[str, Any]] = []
-        self._restore()
 
     # -- what others ask ---------------------------------------------------------------------------------------------
 
     def up(self, by: str) -> str:
         """Ask for the fleet to serve. Changes nothing when it already does; returns one sentence."""
-        if self._wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
+        if self._record.wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
             return f"the fleet is already {self.state}; nothing was changed"
-        self._decide(f"up was asked for by {by}")
-        self._recoveries.clear()
+        self._record.decide(f"up was asked for by {by}")
+        self._record.recoveries.clear()
         self.refusals = ()
         if self.state is FleetState.FAILED:
             self._set_state(FleetState.DOWN, None)
@@ -98,9 +89,9 @@ class FleetController:
 
     def down(self, by: str) -> str:
         """Ask for everything to stop."""
-        if not self._wanted_up and self.state is FleetState.DOWN:
+        if not self._record.wanted_up and self.state is FleetState.DOWN:
             return "the fleet is already down; nothing was changed"
-        self._decide(f"down was asked for by {by}")
+        self._record.decide(f"down was asked for by {by}")
         if self.state is FleetState.FAILED:
             # Whatever failed, every node is stopped and looked at again.
             self._set_state(FleetState.STOPPING, "stopping")
@@ -111,7 +102,7 @@ class FleetController:
         """Take no new requests, let the running ones finish, then stop."""
         if self.state is not FleetState.SERVING:
             return self.down(by)
-        self._decide(f"drain was asked for by {by}")
+        self._record.decide(f"drain was asked for by {by}")
         self._set_state(FleetState.DRAINING, "draining")
         self._set_wanted(False)
         return "draining"
@@ -125,7 +116,7 @@ class FleetController:
             "ready": serving,
             "reason": None if serving else self.reason or f"the fleet is {self.state}",
             "state": str(self.state),
-            "boot": self._boot.id if self._boot else None,
+            "boot": self._record.boot.id if self._record.boot else None,
             "upstream": f"http://127.0.0.1:{port}",
             "served_model_name": self.settings.engine.served_model_name,
             "retry_after_s": self._retry_after_s(),
@@ -147,11 +138,11 @@ class FleetController:
             "state": str(self.state),
             "reason": self.reason,
             "refusals": [r.to_json() for r in self.refusals],
-            "boot": self._boot.to_json() if self._boot else None,
-            "wanted": "up" if self._wanted_up else "down",
-            "recoveries": len(self._recoveries),
+            "boot": self._record.boot.to_json() if self._record.boot else None,
+            "wanted": "up" if self._record.wanted_up else "down",
+            "recoveries": len(self._record.recoveries),
             "readiness": self.readiness(),
-            "timeline": self._timeline[-60:],
+            "timeline": self._record.timeline[-60:],
             "nodes": {
                 name: (member.status or {"node": name, "unreachable_s": round(member.silent_s, 1)}) | {"measured": m}
                 for (name, member), m in zip(self.members.items(), figures, strict=True)
@@ -173,13 +164,13 @@ class FleetController:
                 await member.close()
 
     async def _drive(self) -> None:
-        if self._boot is not None:
+        if self._record.boot is not None:
             await self._or_new_order(self._adopt)
         while True:
-            if not self._wanted_up:
+            if not self._record.wanted_up:
                 if self.state not in (FleetState.DOWN, FleetState.FAILED):
                     await self._or_new_order(self._bring_down)
-                if not self._wanted_up:
+                if not self._record.wanted_up:
                     await self._next_order()
                 continue
             if self.state is FleetState.SERVING:
@@ -197,18 +188,20 @@ class FleetController:
             self._set_state(FleetState.RECOVERING, self.reason)
         else:
             self._set_state(FleetState.STARTING, None)
-        self._served = False
         try:
             await self._boot_in_order()
         except Dsv41Error as error:
             await self._failed_boot(error, recovering)
             return
-        self._served = True
-        self._last_boot_s = time.monotonic() - self._boot_began_s
+        self._record.last_boot_s = time.monotonic() - self._boot_began_s
         self.refusals = ()
         self._set_state(FleetState.SERVING, None)
-        assert self._boot is not None
-        event(Event.FLEET_SERVING, f"boot {self._boot.id} serves after {self._last_boot_s:.1f} s", stage=Stage.ENGINE)
+        assert self._record.boot is not None
+        event(
+            Event.FLEET_SERVING,
+            f"boot {self._record.boot.id} serves after {self._record.last_boot_s:.1f} s",
+            stage=Stage.ENGINE,
+        )
 
     async def _boot_in_order(self) -> None:
         fleet = self.settings.fleet
@@ -217,7 +210,7 @@ class FleetController:
         await self._stop_all("a new boot begins", LOST_GRACE_S)
         boot = self._new_boot()
         event(Event.BOOT_STARTED, f"boot {boot.id} (generation {boot.generation}) starts", stage=Stage.RANK)
-        self._note("checks")
+        self._record.note("checks")
         await self._each(list(self.members), lambda m: m.prepare(boot))
         for member in self.members.values():
             member.lease_boot = boot.id
@@ -226,25 +219,25 @@ class FleetController:
         if same:
             raise Refused(same)
         workers = [name for name in fleet.in_rank_order if name != fleet.head]
-        self._note("workers start")
+        self._record.note("workers start")
         await self._each(workers, lambda m: m.start(boot.id))
         await self._until(
             lambda seen: all(seen.waits_at_rendezvous(w) for w in workers), START_TIMEOUT_S, "the workers to wait"
         )
-        self._note("head starts")
+        self._record.note("head starts")
         await self._each([fleet.head], lambda m: m.start(boot.id))
         await self._until(Seen.all_ready, BOOT_TIMEOUT_S, "every rank to be ready")
-        self._note("serving")
+        self._record.note("serving")
 
     async def _serve(self) -> None:
         """Watch until a rank is lost."""
         while True:
             seen = self.changes.version
-            lost = self._seen().lost(self._boot.id if self._boot else None)
+            lost = self._seen().lost(self._record.boot.id if self._record.boot else None)
             if lost is not None:
                 break
             await self.changes.newer_than(seen, 0.5)
-        self._note(f"lost: {lost}")
+        self._record.note(f"lost: {lost}")
         event(Event.RANK_LOST, lost, logging.ERROR, stage=Stage.ENGINE)
         self._set_state(FleetState.RECOVERING, lost)
         await self._recover(lost)
@@ -259,32 +252,34 @@ class FleetController:
             self.refusals = error.refusals
             await self._give_up(f"after {why}, not everything could be stopped: {error}")
             return
-        self._note("all ranks stopped")
+        self._record.note("all ranks stopped")
         now = time.time()
-        self._recoveries = [t for t in self._recoveries if now - t < recovery.window_s]
-        if len(self._recoveries) >= recovery.max_recoveries:
-            sentence = (f"{len(self._recoveries)} recoveries within {recovery.window_s:.0f} s did not hold; "
+        self._record.recoveries = [t for t in self._record.recoveries if now - t < recovery.window_s]
+        if len(self._record.recoveries) >= recovery.max_recoveries:
+            sentence = (f"{len(self._record.recoveries)} recoveries within {recovery.window_s:.0f} s did not hold; "
                         f"staying down. Last reason: {why}")  # fmt: skip
             await self._give_up(sentence)
             return
-        pause_s = recovery.backoff_s * 2 ** len(self._recoveries)
-        self._recoveries.append(now)
-        self._save()
-        self._decide(f"recovery {len(self._recoveries)} of {recovery.max_recoveries} in {pause_s:.0f} s, because {why}")
+        pause_s = recovery.backoff_s * 2 ** len(self._record.recoveries)
+        self._record.recoveries.append(now)
+        self._record.save()
+        self._record.decide(
+            f"recovery {len(self._record.recoveries)} of {recovery.max_recoveries} in {pause_s:.0f} s, because {why}"
+        )
         event(Event.RECOVERY_STARTED, f"recovering: {why}", logging.WARNING, stage=Stage.RANK)
         await asyncio.sleep(pause_s)
 
     async def _give_up(self, sentence: str) -> None:
         """Stay down, tell a person, and write down why."""
         event(Event.RECOVERY_GIVEN_UP, sentence, logging.ERROR, stage=Stage.RANK)
-        await self._alert(sentence)
-        self._decide(sentence)
+        await alert(self.settings.alerts.command, f"{self.settings.fleet.name}: {sentence}")
+        self._record.decide(sentence)
         self._set_state(FleetState.FAILED, sentence)
 
     async def _failed_boot(self, error: Dsv41Error, recovering: bool) -> None:
         self.refusals = error.refusals
         why = str(error)
-        self._note(f"boot failed: {why.splitlines()[0]}")
+        self._record.note(f"boot failed: {why.splitlines()[0]}")
         log.error("the boot failed:\n%s", why)
         try:
             await self._stop_all("the boot failed", LOST_GRACE_S)
@@ -294,11 +289,11 @@ class FleetController:
             await self._recover(why)
             return
         # A boot that never worked is not tried again as if it had: the same thing would happen.
-        self._decide(f"the boot failed and is not tried again: {why}")
+        self._record.decide(f"the boot failed and is not tried again: {why}")
         if recovering:
-            await self._alert(why)
-        self._wanted_up = False
-        self._save()
+            await alert(self.settings.alerts.command, f"{self.settings.fleet.name}: {why}")
+        self._record.wanted_up = False
+        self._record.save()
         self._set_state(FleetState.FAILED, why)
 
     async def _bring_down(self) -> None:
@@ -333,8 +328,8 @@ class FleetController:
 
     async def _adopt(self) -> None:
         """After a restart of this supervisor: keep what is healthy and the same, else start cleanly."""
-        assert self._boot is not None
-        boot = self._boot
+        assert self._record.boot is not None
+        boot = self._record.boot
         self._set_state(FleetState.STARTING, "looking whether the ranks of the boot before still serve")
         for member in self.members.values():
             member.lease_boot = boot.id
@@ -347,8 +342,7 @@ class FleetController:
                 if boots != {boot.id} or states & {"failed", "stopped"}:
                     break
                 if states == {"ready"} and not differences({s["node"]: s for s in statuses if s is not None}):
-                    self._served = True
-                    self._decide(f"adopted boot {boot.id}: every rank is ready and the same")
+                    self._record.decide(f"adopted boot {boot.id}: every rank is ready and the same")
                     event(Event.FLEET_ADOPTED, f"adopted boot {boot.id}", stage=Stage.RANK)
                     self._set_state(FleetState.SERVING, None)
                     return
@@ -356,7 +350,7 @@ class FleetController:
                     break
             seen = self.changes.version
             await self.changes.newer_than(seen, 0.5)
-        self._decide(f"boot {boot.id} cannot be adopted; stopping what is left of it")
+        self._record.decide(f"boot {boot.id} cannot be adopted; stopping what is left of it")
         try:
             await self._stop_all("the boot before cannot be adopted", LOST_GRACE_S)
         except Dsv41Error as error:
@@ -385,11 +379,11 @@ class FleetController:
 
     def _new_boot(self) -> Boot:
         seen = [m.status["highest_generation"] for m in self.members.values() if m.status is not None]
-        self._generation = max([self._generation, *seen]) + 1
+        self._record.generation = max([self._record.generation, *seen]) + 1
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        boot = Boot(f"{stamp}-{secrets.token_hex(4)}", self._generation, self._free_port())
-        self._boot = boot
-        self._save()
+        boot = Boot(f"{stamp}-{secrets.token_hex(4)}", self._record.generation, self._free_port())
+        self._record.boot = boot
+        self._record.save()
         return boot
 
     def _free_port(self) -> int:
@@ -398,7 +392,7 @@ class FleetController:
         address = str(self.settings.fleet.nodes[self.settings.fleet.head].management_address)
         taken = []
         for i in range(rendezvous.n_ports):
-            port = rendezvous.first_port + (self._generation + i) % rendezvous.n_ports
+            port = rendezvous.first_port + (self._record.generation + i) % rendezvous.n_ports
             with socket.socket() as sock:
                 try:
                     sock.bind((address, port))
@@ -436,8 +430,8 @@ class FleetController:
         """Stop every rank and look that it is gone. Raises Refused naming what is left."""
         for member in self.members.values():
             member.lease_boot = None
-        self._boot = None
-        self._save()
+        self._record.boot = None
+        self._record.save()
 
         async def stop(member: LocalMember | RemoteMember) -> dict[str, Any]:
             deadline = Deadline.after(WATCH_S + self.settings.supervisor.peer_timeout_s + 2, f"{member.name}")
@@ -482,7 +476,7 @@ class FleetController:
 
     async def _until(self, condition: Callable[[Seen], bool], timeout_s: float, waiting_for: str) -> None:
         """Wait for a condition over the nodes' statuses; a lost rank, a silent node or a failed check ends the wait."""
-        boot = self._boot
+        boot = self._record.boot
         assert boot is not None
         deadline = Deadline.after(timeout_s, waiting_for)
         while True:
@@ -514,12 +508,12 @@ class FleetController:
         failure = task.exception()
         if failure is not None:
             log.error("the fleet's loop failed; stopping the fleet", exc_info=failure)
-            self._wanted_up = False
+            self._record.wanted_up = False
             try:
                 await self._stop_all("the head's loop failed", LOST_GRACE_S)
             except Dsv41Error as left:
                 self.refusals = left.refusals
-            self._save()
+            self._record.save()
             await self._give_up(f"a bug: {failure!r}")
 
     async def _next_order(self) -> None:
@@ -527,8 +521,8 @@ class FleetController:
         self._order.clear()
 
     def _set_wanted(self, up: bool) -> None:
-        self._wanted_up = up
-        self._save()
+        self._record.wanted_up = up
+        self._record.save()
         self._order.set()
         self.changes.bump()
 
@@ -538,68 +532,10 @@ class FleetController:
         self.state, self.reason = state, reason
         self.changes.bump()
 
-    def _note(self, what: str) -> None:
-        self._timeline.append({"at": round(time.time(), 3), "what": what})
-        del self._timeline[:-200]
-
-    def _decide(self, what: str) -> None:
-        """One line of the audit log: every decision with its reason."""
-        self._note(what)
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {what.replace(chr(10), ' | ')}\n"
-        try:
-            with self._audit_path.open("a") as file:
-                file.write(line)
-        except OSError as error:
-            log.warning("cannot write %s: %s", self._audit_path, error.strerror)
-
     def _retry_after_s(self) -> float:
         """An estimate from the last boot: what is left of it, at least a second."""
         if self.state is FleetState.SERVING:
             return 0.0
         if self.state in (FleetState.STARTING, FleetState.RECOVERING):
-            return round(max(1.0, self._last_boot_s - (time.monotonic() - self._boot_began_s)), 1)
+            return round(max(1.0, self._record.last_boot_s - (time.monotonic() - self._boot_began_s)), 1)
         return 60.0
-
-    async def _alert(self, sentence: str) -> None:
-        command = self.settings.alerts.command
-        if command is None:
-            return
-        try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-        except OSError as error:
-            log.error("the alert command cannot be started: %s", error)
-            return
-        try:
-            await asyncio.wait_for(process.communicate(f"{self.settings.fleet.name}: {sentence}\n".encode()), ALERT_S)
-        except (OSError, TimeoutError) as error:
-            log.error("the alert command failed: %s", type(error).__name__)
-            if process.returncode is None:
-                process.kill()
-
-    def _save(self) -> None:
-        try:
-            write_json(
-                self._state_path,
-                {
-                    "wanted": "up" if self._wanted_up else "down",
-                    "generation": self._generation,
-                    "boot": self._boot.to_json() if self._boot else None,
-                    "recoveries": self._recoveries,
-                    "last_boot_s": self._last_boot_s,
-                },
-            )
-        except OSError as error:
-            log.warning("cannot write %s: %s", self._state_path, error.strerror)
-
-    def _restore(self) -> None:
-        raw = read_json(self._state_path)
-        if raw is None:
-            return
-        try:
-            self._wanted_up = raw["wanted"] == "up"
-            self._generation = int(raw["generation"])
-            self._boot = Boot.from_json(raw["boot"]) if raw.get("boot") else None
-            self._recoveries = [float(t) for t in raw.get("recoveries", ())]
-            self._last_boot_s = float(raw.get("last_boot_s", 60.0))
-        except (KeyError, TypeError, ValueError):
-            log.warning("%s has another shape; starting without it", self._state_path)

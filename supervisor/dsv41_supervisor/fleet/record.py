@@ -1,0 +1,85 @@
+"""What the head remembers over a restart of its supervisor, and what it writes down for people."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..atomic import read_json, write_json
+from ..journal import log
+from ..rank.plan import Boot
+
+N_TIMELINE = 200
+FIRST_BOOT_GUESS_S = 60.0
+"""Guess; used for Retry-After until a boot was measured."""
+
+
+@dataclass(slots=True)
+class FleetRecord:
+    """State on disk (`fleet.json`), the audit log beside it, and the timeline that `dsv41 status` shows."""
+
+    directory: Path
+    wanted_up: bool = False
+    boot: Boot | None = None
+    generation: int = 0
+    recoveries: list[float] = field(default_factory=list)
+    """When each recovery within the window began, in seconds of the wall clock."""
+    last_boot_s: float = FIRST_BOOT_GUESS_S
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, directory: Path) -> FleetRecord:
+        """The record in a directory; a new one when there is none, or none that can be read."""
+        record = cls(directory)
+        raw = read_json(record._path)
+        if raw is None:
+            return record
+        try:
+            return cls(
+                directory,
+                wanted_up=raw["wanted"] == "up",
+                boot=Boot.from_json(raw["boot"]) if raw.get("boot") else None,
+                generation=int(raw["generation"]),
+                recoveries=[float(t) for t in raw.get("recoveries", ())],
+                last_boot_s=float(raw.get("last_boot_s", FIRST_BOOT_GUESS_S)),
+            )
+        except (KeyError, TypeError, ValueError):
+            log.warning("%s has another shape; starting without it", record._path)
+            return record
+
+    def save(self) -> None:
+        """Write it down. A drive that is full is named in the log and stops nothing."""
+        try:
+            write_json(
+                self._path,
+                {
+                    "wanted": "up" if self.wanted_up else "down",
+                    "generation": self.generation,
+                    "boot": self.boot.to_json() if self.boot else None,
+                    "recoveries": self.recoveries,
+                    "last_boot_s": self.last_boot_s,
+                },
+            )
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._path, error.strerror)
+
+    def note(self, what: str) -> None:
+        """One entry of the timeline."""
+        self.timeline.append({"at": round(time.time(), 3), "what": what})
+        del self.timeline[:-N_TIMELINE]
+
+    def decide(self, what: str) -> None:
+        """One line of the audit log: every decision with its reason."""
+        self.note(what)
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {what.replace(chr(10), ' | ')}\n"
+        try:
+            with (self.directory / "audit.log").open("a") as file:
+                file.write(line)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self.directory / "audit.log", error.strerror)
+
+    @property
+    def _path(self) -> Path:
+        return self.directory / "fleet.json"
