@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fleet.controller import FleetState
 from ..settings import EngineKind
 from ..smoke import Answer
 from ..units.procfs import rss_bytes
@@ -81,5 +80,3 @@ def what_next(fleet: DemoFleet, key_file: str) -> str:
     ]
     return "\n".join(lines)
 
-
-__all__ = ["FleetState", "SCRIPTED", "report", "what_next"]

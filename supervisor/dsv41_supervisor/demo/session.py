@@ -112,14 +112,10 @@ async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int
 async def _to_the_end(work: Coroutine[Any, Any, list[str]]) -> list[str]:
     """A second Ctrl-C must not leave half of it behind: cancellation waits until the work is done."""
     task = asyncio.ensure_future(work)
-    cancelled = False
     while not task.done():
-        try:
+        # Swallowed: what is left must still be named, and nothing of the demo comes after this.
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
     return task.result()
 
 

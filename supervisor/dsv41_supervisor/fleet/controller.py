@@ -25,7 +25,7 @@ from ..rank.plan import Boot
 from ..settings import Settings
 from .alerts import alert
 from .judge import Seen
-from .members import WATCH_S, LocalMember, RemoteMember
+from .members import WATCH_S, LocalMember, Member, RemoteMember
 from .record import FleetRecord
 from .samebits import differences
 
@@ -50,10 +50,6 @@ class FleetState(StrEnum):
     FAILED = "failed"
 
 
-class _OrderChanged(Exception):
-    """Someone asked for something else meanwhile."""
-
-
 class FleetController:
     """See the module's docstring. All methods run in one event loop."""
 
@@ -64,7 +60,7 @@ class FleetController:
         self.reason: str | None = None
         self.refusals: tuple[Refusal, ...] = ()
         self._agent = agent
-        self.members: dict[str, LocalMember | RemoteMember] = {
+        self.members: dict[str, Member] = {
             name: LocalMember(agent, self.changes) if name == agent.node
             else RemoteMember(settings, name, key, self.changes)
             for name in settings.fleet.in_rank_order
@@ -126,7 +122,7 @@ class FleetController:
     async def status(self) -> dict[str, Any]:
         """The whole fleet, for `dsv41 status`."""
 
-        async def measured(member: LocalMember | RemoteMember) -> dict[str, Any]:
+        async def measured(member: Member) -> dict[str, Any]:
             try:
                 return await member.measure()
             except Dsv41Error:
@@ -405,9 +401,7 @@ class FleetController:
             node=self.settings.fleet.head, transient=True, hint="See who holds them: ss -ltnp",
         )  # fmt: skip
 
-    async def _each(
-        self, names: list[str], order: Callable[[LocalMember | RemoteMember], Awaitable[Any]]
-    ) -> dict[str, Any]:
+    async def _each(self, names: list[str], order: Callable[[Member], Awaitable[Any]]) -> dict[str, Any]:
         """Give an order to several nodes at once; all their refusals together."""
         results = await asyncio.gather(*(order(self.members[n]) for n in names), return_exceptions=True)
         refusals: list[Refusal] = []
@@ -433,7 +427,7 @@ class FleetController:
         self._record.boot = None
         self._record.save()
 
-        async def stop(member: LocalMember | RemoteMember) -> dict[str, Any]:
+        async def stop(member: Member) -> dict[str, Any]:
             deadline = Deadline.after(WATCH_S + self.settings.supervisor.peer_timeout_s + 2, f"{member.name}")
             while True:
                 try:

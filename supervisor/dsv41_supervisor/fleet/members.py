@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from ..changes import Changes
 from ..errors import Dsv41Error, PeerUnreachable
@@ -16,24 +16,6 @@ from .peers import SupervisorClient
 
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
-
-
-class Member(Protocol):
-    """One node. `status` is the last one heard; `silent_s` is how long ago the node was last heard beyond its due."""
-
-    name: str
-    status: dict[str, Any] | None
-
-    @property
-    def silent_s(self) -> float: ...
-
-    async def prepare(self, boot: Boot) -> None: ...
-    async def start(self, boot_id: str) -> None: ...
-    async def stop(self, why: str, grace_s: float) -> dict[str, Any]: ...
-    async def drain(self) -> None: ...
-    async def measure(self) -> dict[str, Any]: ...
-    async def tail(self, unit: str, n_lines: int) -> list[str]: ...
-    async def watch(self) -> None: ...
 
 
 class LocalMember:
@@ -155,3 +137,7 @@ class RemoteMember:
                 self._changes.bump()
             else:
                 self.status = answer
+
+
+Member = LocalMember | RemoteMember
+"""One node. `status` is the last one heard, None when it is silent; `silent_s` counts from when it was due."""

@@ -163,11 +163,6 @@ class ProcessUnits:
         for task in list(self._watchers):
             task.cancel()
 
-    def member_pids(self, unit: str) -> list[int]:
-        """Every living process of a unit."""
-        running = self._units.get(unit)
-        return [] if running is None else self._members(running)
-
     # -- private -------------------------------------------------------------------------------------------------
 
     def _members(self, running: _Running) -> list[int]:
