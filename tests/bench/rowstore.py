@@ -326,7 +326,7 @@ class Bench:
     # ---- text: what n-grams do to ranks and to the cache ---------------------------------------------------
 
     def text(self) -> None:
-        tokens, source = text_tokens(self.args.tokens, 200_000 if self.args.quick else 3_000_000)
+        tokens, source = text_tokens(self.args.tokens, 200_000 if self.args.quick else 6_000_000)
         rng = random.Random(0)
         mapped = list(range(99_092)) + [rng.randrange(99_092) for _ in range(129_280 - 99_092)]
         hasher = EngramHash(RELEASED, array("i", mapped))
@@ -426,16 +426,15 @@ class Bench:
 
 
 def local_rows(flat, head_sizes, rank: int, world_size: int, partition: Partition) -> array:
-    """The local rows a rank looks up, in order; by column, since ids come column after column."""
+    """The local rows a rank looks up, token by token and, within one, in the order of the heads."""
+    import numpy
+
     spans = layout.owned_spans(head_sizes, rank, world_size, partition)
     starts = [sum(head_sizes[:h]) for h in range(len(head_sizes))]
-    kept = array("q")
-    columns = {starts.index(span.start): span.local - span.start for span in spans}
-    pieces = [(column, shift) for column, shift in sorted(columns.items())]
-    for at in range(0, len(flat), 24):
-        for column, shift in pieces:
-            kept.append(flat[at + column] + shift)
-    return kept
+    columns = sorted((starts.index(span.start), span.local - span.start) for span in spans)
+    by_token = numpy.frombuffer(flat, dtype=numpy.int64).reshape(-1, len(head_sizes))
+    kept = by_token[:, [column for column, _ in columns]] + numpy.array([shift for _, shift in columns])
+    return array("q", kept.astype(numpy.int64, copy=False).tobytes())
 
 
 def replay(local: array, budget: int) -> float:
@@ -448,9 +447,11 @@ def replay(local: array, budget: int) -> float:
 def text_tokens(path: str | None, most: int) -> tuple[array, str]:
     """Token ids of real text: a file of int32 ids, or the Python library's sources by words and signs."""
     if path:
-        tokens = array("i")
-        tokens.frombytes(Path(path).read_bytes()[: 4 * most])
-        return array("q", tokens), f"token ids of {Path(path).name}"
+        tokens = array("i", Path(path).read_bytes())
+        if len(tokens) > most:  # eight stretches from all over the text, so that no one document decides
+            step, part = len(tokens) // 8, most // 8
+            tokens = sum((tokens[i * step : i * step + part] for i in range(8)), array("i"))
+        return array("q", tokens), f"token ids of {Path(path).name} (rowstore_text.py)"
     known: dict[str, int] = {}
     tokens = array("q")
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
