@@ -20,11 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARKUP = re.compile(r"<script.*?</script>|<style.*?</style>|<[^>]*>", re.DOTALL)
-PLAIN = {".rst", ".txt", ".index", ".text", ".md"}
+# Sources, not what is rendered from them, and one language: text that comes again flatters every cache.
+SOURCES = (
+    "usr/share/doc/linux-doc-6.1/Documentation",
+    "usr/share/doc/python3.11/html/_sources",
+    "usr/share/doc/debian-handbook/html/en-US",
+    "usr/share/dictd",
+)
+PLAIN = {".rst", ".txt"}
 
 
 def documents(root: Path) -> Iterator[str]:
-    for path in sorted(root.rglob("*")):
+    for path in sorted(path for source in SOURCES for path in (root / source).rglob("*")):
         if not path.is_file() or path.is_symlink():
             continue
         data = path.read_bytes()
@@ -33,7 +40,7 @@ def documents(root: Path) -> Iterator[str]:
             path = path.with_suffix("")
         if path.suffix == ".html":
             yield MARKUP.sub(" ", data.decode("utf-8", "replace"))
-        elif path.suffix in PLAIN or path.suffix == ".dict" or path.name == "gcide":
+        elif path.suffix in PLAIN or path.suffix == ".dict":
             yield data.decode("utf-8", "replace")
 
 
