@@ -22,6 +22,7 @@ from .fleet import Fleet, Node, Rail, Topology
 from .operations import (
     Alerts,
     Checkpoint,
+    Checks,
     Gateway,
     Guard,
     Pack,
@@ -56,6 +57,7 @@ class Settings(Model):
     recovery: Recovery = Field(default_factory=Recovery, description="What happens after a rank is lost.")
     alerts: Alerts = Field(default_factory=Alerts, description="Who is told.")
     supervisor: Supervisor = Field(default_factory=Supervisor, description="The daemon on every node.")
+    checks: Checks = Field(default_factory=Checks, description="What is checked before a fleet starts.")
 
     @model_validator(mode="after")
     def _cross_field(self) -> Settings:
@@ -76,6 +78,13 @@ class Settings(Model):
                 f"fleet.nodes.{name}.rails is empty, but engine.device is cuda and the fleet has several nodes"
                 for name, node in self.fleet.nodes.items()
                 if not node.rails and self.fleet.world_size > 1
+            ]
+        if self.checks.override:
+            from ..checks import unknown_ids
+
+            problems += [
+                f"checks.override names {name!r}, and no check is called that: dsv41 doctor --list shows them"
+                for name in unknown_ids(self.checks.override)
             ]
         if problems:
             raise ValueError("; ".join(problems))
@@ -153,6 +162,7 @@ def _refusal(problem: Any, source: str) -> Refusal:
 __all__ = [
     "Alerts",
     "Checkpoint",
+    "Checks",
     "Device",
     "Engine",
     "EngineKind",

@@ -152,3 +152,11 @@ __all__ = [
     "Supervisor",
     "UnitBackend",
 ]
+
+
+class Checks(Model):
+    override: tuple[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,63}$")], ...] = Field(
+        default=(),
+        description="Ids of checks whose refusal does not stop a boot; each use is logged and shown in status. "
+        "What such a check refuses has cost others hours: dsv41 doctor --list says why.",
+    )
