@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..fabric.facts import NodeFacts
 from ..settings import Device, EngineKind, Settings
+from .nccl import nccl_environment
 
 PLAN_FORMAT = 1
 SCRIPTED_ENGINE = "scripted_engine.py"
@@ -60,15 +62,17 @@ def report_dir(settings: Settings, node: str) -> Path:
     return settings.run_dir(node) / f"rank-{settings.fleet.nodes[node].rank}"
 
 
-def launch_plan(settings: Settings, node: str, boot: Boot) -> LaunchPlan:
-    """The plan for this node's rank in this boot."""
+def launch_plan(settings: Settings, node: str, boot: Boot, facts: NodeFacts | None = None) -> LaunchPlan:
+    """The plan for this node's rank in this boot. `facts` are read for this launch; without them no rail may have an
+    RDMA device. Raises Refused when an HCA has no GID for its rail.
+    """
     rank = settings.fleet.nodes[node].rank
     directory = report_dir(settings, node)
     document_path = directory / "plan.json"
     return LaunchPlan(
         rank=rank,
         argv=tuple(_argv(settings, node, boot)),
-        environment=_environment(settings, node, document_path),
+        environment=_environment(settings, node, document_path, facts),
         document_path=document_path,
         document=rank_document(settings, node, boot),
     )
@@ -144,6 +148,8 @@ def _argv(settings: Settings, node: str, boot: Boot) -> list[str]:
     if engine.speculative is not None:
         argv += ["--speculative-algorithm", engine.speculative.algorithm]
         argv += ["--speculative-dspark-block-size", str(engine.speculative.block_size)]
+        if engine.speculative.sps_table is not None:
+            argv += ["--speculative-dspark-sps-table-path", str(settings.path(engine.speculative.sps_table, node))]
     if engine.load_threads is not None:
         argv += ["--model-loader-extra-config", json.dumps({"num_threads": engine.load_threads})]
     if engine.bounded_replay is not None:
@@ -159,17 +165,12 @@ def _argv(settings: Settings, node: str, boot: Boot) -> list[str]:
     return argv
 
 
-def _environment(settings: Settings, node: str, document_path: Path) -> dict[str, str]:
+def _environment(settings: Settings, node: str, document_path: Path, facts: NodeFacts | None) -> dict[str, str]:
     engine, here = settings.engine, settings.fleet.nodes[node]
-    environment = dict(engine.environment)
-    environment["GLOO_SOCKET_IFNAME"] = here.management_interface
-    environment["NCCL_SOCKET_IFNAME"] = f"={here.management_interface}"
+    environment = engine.environment | nccl_environment(settings, node, facts)
     # The broadcast between the schedulers binds to the first interface that SGLang finds (utils/network.py
     # get_local_ip_auto). A rail of a triangle reaches one worker only, and every rank would hang in the rendezvous.
     environment["SGLANG_HOST_IP"] = str(here.management_address)
-    # 2.30.4 hangs with NVLS, and a Spark has no GPUDirect RDMA (facts: users.md F21, F25).
-    environment["NCCL_NVLS_ENABLE"] = "0"
-    environment["NCCL_NET_GDR_LEVEL"] = "0"
     # Our plugin is always loaded and is the only one: what it did is written down and compared.
     environment["SGLANG_PLUGINS"] = "dsv41"
     environment["DSV41_RANK_PLAN"] = str(document_path)

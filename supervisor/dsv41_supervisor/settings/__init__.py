@@ -17,14 +17,16 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..errors import Dsv41Error, Refusal, Refused, Stage
 from .base import Model
-from .engine import Device, Engine, EngineKind
+from .engine import Device, Engine, EngineKind, Nccl
 from .fleet import Fleet, Node, Rail, Topology
 from .operations import (
+    AlertKind,
     Alerts,
     Checkpoint,
     Checks,
     Gateway,
     Guard,
+    Incidents,
     Pack,
     PartitionName,
     ReadEngine,
@@ -32,6 +34,7 @@ from .operations import (
     Share,
     ShareMode,
     Supervisor,
+    Tolerable,
     UnitBackend,
 )
 
@@ -56,6 +59,7 @@ class Settings(Model):
     guard: Guard = Field(default_factory=Guard, description="Memory guard.")
     recovery: Recovery = Field(default_factory=Recovery, description="What happens after a rank is lost.")
     alerts: Alerts = Field(default_factory=Alerts, description="Who is told.")
+    incidents: Incidents = Field(default_factory=Incidents, description="What is kept of every failure.")
     supervisor: Supervisor = Field(default_factory=Supervisor, description="The daemon on every node.")
     checks: Checks = Field(default_factory=Checks, description="What is checked before a fleet starts.")
 
@@ -160,6 +164,7 @@ def _refusal(problem: Any, source: str) -> Refusal:
 
 
 __all__ = [
+    "AlertKind",
     "Alerts",
     "Checkpoint",
     "Checks",
@@ -169,6 +174,8 @@ __all__ = [
     "Fleet",
     "Gateway",
     "Guard",
+    "Incidents",
+    "Nccl",
     "Node",
     "Pack",
     "PartitionName",
@@ -179,6 +186,7 @@ __all__ = [
     "Share",
     "ShareMode",
     "Supervisor",
+    "Tolerable",
     "Topology",
     "UnitBackend",
     "load",

@@ -47,6 +47,11 @@ class Memory(Model):
         default=None,
         description="KV pin in tokens. null takes what is left after weights, which moves between boots.",
     )
+    min_granted_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.98,
+        description="A boot is refused when SGLang grants less than this share of max_total_tokens; guess, "
+        "never measured. It clamps the pin without saying so when the page cache or another process holds memory.",
+    )
     chunked_prefill_size: Annotated[int, Field(ge=64)] | None = Field(
         default=None, description="Prefill chunk in tokens; the indexer's transient grows with it."
     )
@@ -63,6 +68,11 @@ class Speculative(Model):
     block_size: Annotated[int, Field(ge=1, le=16)] = Field(
         default=5, description="Draft tokens a step; the checkpoint's own value is 5."
     )
+    sps_table: AbsolutePath | None = Field(
+        default=None,
+        description="--speculative-dspark-sps-table-path: measured steps per second by batch. Its bytes must be equal "
+        "on all ranks; with different ones the ranks verify different drafts and hang in a collective.",
+    )
 
 
 class Backends(Model):
@@ -70,6 +80,62 @@ class Backends(Model):
     moe_runner: str | None = Field(default=None, description="--moe-runner-backend.")
     fp8_gemm: str | None = Field(default=None, description="--fp8-gemm-backend.")
     sampling: str | None = Field(default=None, description="--sampling-backend.")
+
+
+PLANNED_VARIABLES = {
+    "NCCL_IB_GID_INDEX": "it is looked up on every node at every launch",
+    "NCCL_IB_ROCE_VERSION_NUM": "it belongs to the GID lookup",
+    "NCCL_IB_ADDR_FAMILY": "it belongs to the GID lookup",
+    "NCCL_IB_ADDR_RANGE": "it belongs to the GID lookup",
+    "NCCL_SOCKET_IFNAME": "it is each node's fleet.nodes.<name>.management_interface",
+    "GLOO_SOCKET_IFNAME": "it is each node's fleet.nodes.<name>.management_interface",
+    "NCCL_NET": "IB wherever rails have RDMA devices, so that NCCL never falls back to TCP",
+    "NCCL_NET_PLUGIN": "the planned transport is the built-in one",
+    "NCCL_NVLS_ENABLE": "always 0: a Spark has no NVLink switch, and a stray NVLS path hangs",
+    "NCCL_NET_GDR_LEVEL": "always 0: a GB10 has no GPUDirect RDMA",
+    "NCCL_IB_SUBNET_AWARE_ROUTING": "it follows from fleet.topology",
+    "NCCL_IB_MERGE_NICS": "it follows from fleet.topology",
+    "NCCL_CROSS_NIC": "it follows from fleet.topology",
+    "NCCL_ALGO": "it follows from fleet.topology",
+    "NCCL_SWITCHLESS_RING_ONLY": "it follows from fleet.topology",
+    "NCCL_BUFFSIZE": "use engine.nccl.buffer_bytes",
+    "NCCL_PROTO": "use engine.nccl.protocol",
+    "NCCL_MIN_NCHANNELS": "use engine.nccl.min_channels",
+    "NCCL_MAX_NCHANNELS": "use engine.nccl.max_channels",
+    "NCCL_IB_TC": "use engine.nccl.traffic_class",
+    "SGLANG_NCCL_SO_PATH": "use engine.nccl.library",
+}
+"""Variables that rank/plan.py writes, and why nobody else may."""
+
+
+class Nccl(Model):
+    library: AbsolutePath | None = Field(
+        default=None,
+        description="libnccl.so.2 that every rank loads; null takes the one torch brings. A ring needs the patched one.",
+    )
+    buffer_bytes: Annotated[int, Field(ge=65536, le=67108864)] | None = Field(
+        default=None,
+        description="NCCL_BUFFSIZE. Buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node with "
+        "NCCL's own sizes, 139 MB with 1 MiB.",
+    )
+    protocol: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9^,]{1,40}$")] | None = Field(
+        default=None, description="NCCL_PROTO, such as ^LL128."
+    )
+    min_channels: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="NCCL_MIN_NCHANNELS.")
+    max_channels: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="NCCL_MAX_NCHANNELS.")
+    traffic_class: Annotated[int, Field(ge=0, le=255)] | None = Field(
+        default=None,
+        description="NCCL_IB_TC behind a switch: its upper six bits are the DSCP whose class the switch pauses. "
+        "A class without pause loses packets, and RoCE slows to a crawl.",
+    )
+
+    @model_validator(mode="after")
+    def _channels(self) -> Nccl:
+        if self.min_channels is not None and self.max_channels is not None and self.min_channels > self.max_channels:
+            raise ValueError(
+                f"engine.nccl.min_channels {self.min_channels} is above engine.nccl.max_channels {self.max_channels}"
+            )
+        return self
 
 
 class Rendezvous(Model):
@@ -148,8 +214,10 @@ class Engine(Model):
     )
     environment: dict[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = Field(
         default_factory=dict,
-        description="More environment variables. Names starting with SGLANG_ must exist in the pinned SGLang.",
+        description="More environment variables. Names starting with SGLANG_ must exist in the pinned SGLang; those "
+        "that the launch plan writes are refused. NCCL_IB_HCA may narrow the HCAs of the rails.",
     )
+    nccl: Nccl = Field(default_factory=Nccl, description="Collectives: library, buffers, protocol, traffic class.")
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description="Where the ranks of one boot meet.")
     stall: StallTimers = Field(default_factory=StallTimers, description="Longest time without progress, by phase.")
 
@@ -157,4 +225,21 @@ class Engine(Model):
     def _scripted_is_small(self) -> Engine:
         if self.kind is EngineKind.SCRIPTED and self.device is Device.CUDA:
             raise ValueError("engine.kind scripted needs engine.device cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _environment_is_not_planned(self) -> Engine:
+        problems = [
+            f"engine.environment.{name} is written by the launch plan: {PLANNED_VARIABLES[name]}"
+            for name in sorted(set(self.environment) & set(PLANNED_VARIABLES))
+        ]
+        if "NCCL_IB_HCA" in self.environment:
+            from ..rank.hca import parse_hca
+
+            try:
+                parse_hca(self.environment["NCCL_IB_HCA"])
+            except ValueError as error:
+                problems.append(f"engine.environment.NCCL_IB_HCA: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self

@@ -1,4 +1,5 @@
-"""Settings of stages 3, 4 and 7, and of the supervisor's own work: share, pack, gateway, guard, recovery, alerts."""
+"""Settings of stages 3, 4 and 7, and of the supervisor's own work: share, pack, gateway, guard, recovery, alerts,
+incidents."""
 
 from __future__ import annotations
 
@@ -94,7 +95,32 @@ class Guard(Model):
     floor_bytes: Annotated[int, Field(ge=0)] = Field(
         default=4 << 30, description="A rank is killed when MemAvailable falls below this; a GB10 out of memory hangs."
     )
-    period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(default=1.0, description="Seconds between two looks.")
+    warn_bytes: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="An alert goes out when MemAvailable falls below this; null: a quarter above the floor.",
+    )
+    period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
+        default=1.0, description="Seconds between two looks; near the floor the guard looks up to fifty times a second."
+    )
+    cgroup_dir: AbsolutePath | None = Field(
+        default=None,
+        description="Directory of a memory cgroup whose limit counts too, for a node inside a container; "
+        "null: the machine's MemAvailable alone.",
+    )
+
+    @property
+    def warn_at_bytes(self) -> int:
+        """Where the warning starts."""
+        return self.warn_bytes if self.warn_bytes is not None else self.floor_bytes + self.floor_bytes // 4
+
+    @model_validator(mode="after")
+    def _warns_first(self) -> Guard:
+        if self.warn_bytes is not None and self.warn_bytes < self.floor_bytes:
+            raise ValueError(
+                f"guard.warn_bytes {self.warn_bytes} is below guard.floor_bytes {self.floor_bytes}: "
+                "the rank would be killed before anyone is warned"
+            )
+        return self
 
 
 class Recovery(Model):
@@ -110,9 +136,56 @@ class Recovery(Model):
     )
 
 
+class AlertKind(StrEnum):
+    """What can be told. The head tells all but `head-silent`, which a worker does when it has lost the head."""
+
+    LOST = "lost"
+    RECOVERED = "recovered"
+    GAVE_UP = "gave-up"
+    BOOT_FAILED = "boot-failed"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    HEAD_SILENT = "head-silent"
+    MEMORY_KILL = "memory-kill"
+    MEMORY_LOW = "memory-low"
+    MEMORY_PRESSURE = "memory-pressure"
+    GPU_NO_MEMORY = "gpu-no-memory"
+    KERNEL_OOM_KILL = "kernel-oom-kill"
+    GUARD_MISSING = "guard-missing"
+    FABRIC_DEGRADED = "fabric-degraded"
+    FABRIC_RESTORED = "fabric-restored"
+
+
 class Alerts(Model):
     command: tuple[str, ...] | None = Field(
-        default=None, description="Program with arguments to run on an alert; the text comes on standard input."
+        default=None,
+        description="Program with arguments to run on an alert; the event comes as one JSON object on standard input.",
+    )
+    webhook_url_file: AbsolutePath | None = Field(
+        default=None,
+        description="File with the one URL that events are POSTed to as JSON; a file, because such URLs hold secrets.",
+    )
+    timeout_s: Annotated[float, Field(gt=0, le=300)] = Field(
+        default=15, description="Longest time for one run of the command, and for one try of the webhook."
+    )
+    tries: Annotated[int, Field(ge=1, le=10)] = Field(
+        default=4, description="Tries of the webhook; the pause between two starts at 1 s and doubles."
+    )
+    repeat_s: Annotated[float, Field(ge=0, le=604800)] = Field(
+        default=900, description="The same event about the same node is not told again for this long; 0 tells all."
+    )
+    muted: tuple[AlertKind, ...] = Field(default=(), description="Events that are not told.")
+
+
+class Incidents(Model):
+    max_bytes: Annotated[int, Field(ge=65536, le=1 << 30)] = Field(
+        default=16 << 20, description="Largest bundle, before it is compressed; parts are cut to fit, and say so."
+    )
+    max_bundles: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=30, description="Bundles kept in the state directory; the oldest go first."
+    )
+    log_lines: Annotated[int, Field(ge=10, le=2000)] = Field(
+        default=1000, description="Last lines of each rank in a bundle."
     )
 
 
@@ -121,6 +194,13 @@ class UnitBackend(StrEnum):
 
     SYSTEMD = "systemd"
     PROCESS = "process"
+
+
+class Tolerable(StrEnum):
+    """What a fleet can be run with while it is being updated node by node; nobody has measured such a mixture."""
+
+    KERNEL = "kernel"
+    DRIVER = "driver"
 
 
 class Supervisor(Model):
@@ -135,13 +215,20 @@ class Supervisor(Model):
         default=30, description="Seconds between two one-token requests while nothing else runs."
     )
     canary_timeout_s: PositiveSeconds = Field(default=30, description="Longest wait for the canary's token.")
+    tolerated_differences: tuple[Tolerable, ...] = Field(
+        default=(),
+        description="What may differ between nodes all the same. A difference is shown in status; "
+        "everything else that ranks must have in common is refused in any case.",
+    )
 
 
 __all__ = [
+    "AlertKind",
     "Alerts",
     "Checkpoint",
     "Gateway",
     "Guard",
+    "Incidents",
     "Name",
     "Pack",
     "PartitionName",
@@ -150,6 +237,7 @@ __all__ = [
     "Share",
     "ShareMode",
     "Supervisor",
+    "Tolerable",
     "UnitBackend",
 ]
 
