@@ -158,6 +158,8 @@ cdef struct rs_counts:  # by callers, relaxed
     uint64_t hits
     uint64_t misses
     uint64_t failed_jobs
+    uint64_t call_waits  # host calls that had to wait for rows
+    uint64_t call_wait_ns
 
 cdef struct rs_store:
     rs_layer *layers

@@ -1,7 +1,7 @@
 """A gather as plain C functions, for a stream that can call `void fn(void *)` (cudaLaunchHostFunc) and nothing else.
 
 The functions run on the driver's thread: no Python, no GIL, no CUDA. They cannot raise either, so an error is kept
-in the call ("sticky") until `check` is asked, and the outputs are filled with FP8 NaN: a step that nobody checked
+in the call ("sticky") until `take` collects it, and the outputs are filled with FP8 NaN: a step that nobody checked
 shows it at once, where zeros or stale rows would look like an answer.
 """
 cimport cython
@@ -9,6 +9,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from dsv41_rowstore.atomics cimport rs_acquire32, rs_cas32, rs_count64, rs_counted64, rs_release32
 from dsv41_rowstore.cache cimport SCALE_BYTES, WEIGHT_BYTES
@@ -36,6 +37,12 @@ cdef struct rs_call:
 cdef const char *FUNCTION = "void (*)(void *)"
 
 
+cdef uint64_t now_ns() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
+
+
 cdef void fail(rs_call *call, rs_status status, const rs_fault *fault) noexcept nogil:
     memset(call.weight, FP8_NAN, call.n_ids * WEIGHT_BYTES)
     memset(call.scale, FP8_NAN, call.n_ids * SCALE_BYTES)
@@ -48,9 +55,16 @@ cdef void call_wait(void *argument) noexcept nogil:
     cdef rs_call *call = <rs_call *>argument
     cdef rs_job *job = call.job
     cdef rs_status status
+    cdef uint64_t before
     if job == NULL:
         return
-    status = gather_wait(job, -1, NULL)
+    if rs_acquire32(&job.done) != 0:
+        status = gather_wait(job, -1, NULL)
+    else:
+        before = now_ns()
+        status = gather_wait(job, -1, NULL)
+        rs_count64(&call.store.counts.call_waits, 1)
+        rs_count64(&call.store.counts.call_wait_ns, now_ns() - before)
     if status != RS_OK:
         fail(call, status, &job.fault)
     call.job = NULL
@@ -123,6 +137,16 @@ cdef class HostCall:
         cdef uint32_t status = rs_acquire32(&self._call.status)
         if status != RS_OK:
             raise self._store.error(self._layer, <rs_status>status, &self._call.fault)
+
+    def take(self):
+        """The first error since the last `take`, or None; after it the next launch that fails is noted again."""
+        cdef uint32_t status = rs_acquire32(&self._call.status)
+        if status == RS_OK:
+            return None
+        error = self._store.error(self._layer, <rs_status>status, &self._call.fault)
+        rs_release32(&self._call.status, RS_OK)
+        rs_release32(&self._call.claimed, 0)  # last: the fault is ours until here
+        return error
 
     def __dealloc__(self):
         if self._call == NULL:

@@ -420,7 +420,8 @@ cdef class RowStore:
         """What happened since open, as plain numbers; rows are counted once per call, reads once per device read.
 
         lookups = ids asked; owned_rows of them this rank's; duplicates the repeated ones; hits and misses the
-        distinct rest; merged misses joined a read under way; late_hits found in the cache after all.
+        distinct rest; merged misses joined a read under way; late_hits found in the cache after all; call_waits and
+        call_wait_ns the host calls whose rows were not there yet, and how long their streams stood still.
         """
         cdef rs_io_counts *io = &self._store.reader.counts
         cdef rs_store *store = self._store
@@ -439,6 +440,8 @@ cdef class RowStore:
             "evicted": rs_counted64(&io.evicted),
             "retries": rs_counted64(&io.retries),
             "failed_reads": rs_counted64(&io.failed_reads),
+            "call_waits": rs_counted64(&store.counts.call_waits),
+            "call_wait_ns": rs_counted64(&store.counts.call_wait_ns),
         }
 
     def close(self):

@@ -186,6 +186,30 @@ def test_a_host_call_that_fails_says_so_later_and_leaves_nan(checkpoint, packed)
     assert set(weight) == {0x7F}
 
 
+def test_an_error_that_was_taken_makes_room_for_the_next(checkpoint, packed):
+    with open_store(packed(0, 1)) as store:
+        ids = array("q", [4, 1 << 50])
+        call = HostCall(store, 1, ids, bytearray(512), bytearray(16))
+        assert call.take() is None
+        for bad in (1 << 50, 1 << 51):
+            ids[1] = bad
+            function(call.gather)(call.argument)
+            with pytest.raises(RowOutOfRange, match=f"row id {bad} at position 1"):
+                raise call.take()
+            assert call.take() is None
+            call.check()
+
+
+def test_the_time_a_host_call_waits_is_counted(checkpoint, packed):
+    with open_store(packed(0, 1)) as store:  # no cache: every row comes from the file
+        call = HostCall(store, 1, array("q", range(1000)), bytearray(256 * 1000), bytearray(8 * 1000))
+        for _ in range(20):
+            function(call.gather)(call.argument)
+        counters = store.counters()
+        assert 0 < counters["call_waits"] <= 20
+        assert counters["call_wait_ns"] > 0
+
+
 def test_a_host_call_dropped_between_submit_and_wait_waits_itself(packed):
     with open_store(packed(0, 1)) as store:
         for _ in range(20):
