@@ -9,13 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
-from aiohttp import web
-
 from .api import Api
 from .demo.keeper import MARK
 from .errors import Dsv41Error, Exit, Stage
 from .fleet.controller import FleetController
 from .fleet.peers import read_fleet_key
+from .guard.link import GUARD_UNIT, guard_argv
 from .journal import log
 from .node import PACK_UNIT, NodeAgent, rank_unit
 from .rank.notify import notify
@@ -44,13 +43,9 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
     controller = FleetController(settings, agent, key) if node == settings.fleet.head else None
     api = Api(settings, agent, controller, key)
     here = settings.fleet.nodes[node]
-    runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
-    await runner.setup()
-    site = web.TCPSite(runner, str(here.management_address), here.supervisor_port)
     try:
-        await site.start()
+        await api.door.open(api.application(), str(here.management_address), here.supervisor_port)
     except OSError as error:
-        await runner.cleanup()
         await units.close(stop_all=False)
         raise Dsv41Error(
             f"cannot listen on {here.management_address}:{here.supervisor_port}: {os.strerror(error.errno or 0)}.",
@@ -87,7 +82,7 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
         # Child processes are this backend's units: with nobody to watch them, they are stopped. Under systemd they
         # are units of their own and live on.
         await units.close(stop_all=True)
-        await runner.cleanup()
+        await api.door.close()
 
 
 def units_listen(units: ProcessUnits, agent: NodeAgent) -> None:
@@ -108,7 +103,8 @@ def _units(settings: Settings, settings_path: Path, node: str) -> ProcessUnits:
     rank = settings.fleet.nodes[node].rank
     common = ["--settings", str(settings_path), "--node", node]
     me = [sys.executable, "-m", "dsv41_supervisor"]
-    argv = {rank_unit(rank): [*me, "rank", str(rank), *common], PACK_UNIT: [*me, "pack", *common]}
+    argv = {rank_unit(rank): [*me, "rank", str(rank), *common], PACK_UNIT: [*me, "pack", *common],
+            GUARD_UNIT: guard_argv(settings, node)}  # fmt: skip
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"PYTHONUNBUFFERED": "1"}
 
     def definition(unit: str) -> UnitDefinition:

@@ -25,7 +25,9 @@ from .atomic import read_json, write_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fleet.lease import LeaseBook, StaleBoot
+from .guard.link import GuardLink, Message, kill_sentence
 from .journal import Event, event, fields, log
+from .notices import Notices
 from .pack import PROGRESS
 from .rank.health import EngineProbe, judge_arming
 from .rank.phases import Phase
@@ -36,7 +38,7 @@ from .rank.watch import RankWatch
 from .settings import Settings
 from .stages import prepare
 from .units import Units, UnitState, UnitStatus
-from .units.procfs import memory_available_bytes, rss_bytes
+from .units.procfs import memory_available_bytes, rss_bytes, start_time
 
 PACK_UNIT = "dsv41-pack"
 PORT_FREE_S = 15.0
@@ -81,6 +83,8 @@ class NodeAgent:
         self._specs = discover()
         self._warnings: deque[str] = deque(maxlen=20)
         self._stop_lock = asyncio.Lock()
+        self.guard = GuardLink(settings, node, units, self.guard_said)
+        self.notices = Notices(node)
         self._watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self._restore()
@@ -112,9 +116,11 @@ class NodeAgent:
             raise StaleBoot(f"boot {boot_id} has no live lease here")
         if self.rank.state in ENDED:
             raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self.rank.state}: {self.rank.reason}")
+        await self.guard.require()
         self._plan = launch_plan(self.settings, self.node, boot)
         self._admitted.set()
         await self.units.start(rank_unit(self.rank_number))
+        await self._guard_rank(boot.id)
         if self.rank.state is RankState.ABSENT:
             self.move(RankEvent.STARTED)
 
@@ -206,7 +212,9 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Watch the rank until cancelled."""
-        await self._watch.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.guard.run())
+            group.create_task(self._watch.run())
 
     async def close(self) -> None:
         if self._preparing is not None:
@@ -227,8 +235,32 @@ class NodeAgent:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))
 
+    async def _guard_rank(self, boot_id: str) -> None:
+        """From its first second on: the guard kills this rank when memory runs out."""
+        unit = rank_unit(self.rank_number)
+        pid = (await self.units.status(unit)).main_pid
+        ticks = start_time(pid) if pid is not None else None
+        if pid is not None and ticks is not None:
+            self.guard.watch(f"{unit}.service", self.rank_number, boot_id, pid, ticks)
+
+    def guard_said(self, message: Message) -> None:
+        """The guard killed the rank, or saw something that a person should know."""
+        what = message["what"]
+        if what == "hello" and message.get("last_kill"):
+            what, message = "killed-whom", message["last_kill"]
+        if what in ("killed", "killed-whom"):
+            boot = self.leases.boot
+            if boot is not None and message["boot"] == boot.id and self.rank.state not in (RankState.ABSENT, *ENDED):
+                self.fail(kill_sentence(message))
+            if self.notices.add("memory-kill", kill_sentence(message), subject=message["boot"]):
+                event(Event.MEMORY_FLOOR, kill_sentence(message), logging.ERROR, stage=Stage.RANK)
+        elif what in ("warning", "fact"):
+            self.notices.add(message["kind"], message["sentence"])
+            self._warn(message["sentence"])
+        self.changes.bump()
+
     async def memory_below_floor(self, available_bytes: int) -> None:
-        """Kill the rank now: an out-of-memory GB10 needs its power cord pulled."""
+        """Kill the rank now: an out-of-memory GB10 needs its power cord pulled. Only when the guard cannot."""
         floor = self.settings.guard.floor_bytes
         sentence = (
             f"MemAvailable is {available_bytes / 2**30:.2f} GiB, below the floor of {floor / 2**30:.2f} GiB: "
@@ -275,7 +307,8 @@ class NodeAgent:
                 "sentence": self.rank.sentence,
             },
             "same": self.same_bits(),
-            "memory": {"low_water_bytes": self._watch.low_water_bytes},
+            "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
+            "notices": self.notices.to_json(),
             "warnings": list(self._warnings),
             "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
         }
@@ -380,6 +413,10 @@ class NodeAgent:
             self.fail(f"{what} ({_exit_text(exit_status)})", refused=exit_status == Exit.REFUSED)
 
     def fail(self, reason: str, *, refused: bool = False) -> None:
+        killed = self.guard.heard_kill(self.leases.boot.id if self.leases.boot else None)
+        if killed is not None:
+            # Its death is seen in many ways at once; this is the reason for all of them.
+            reason, refused = kill_sentence(killed), False
         self.rank.refused = refused
         last = [line for line in self.rank.last_lines if line.strip()][-1:]
         sentence = f"rank {self.rank_number} failed: {reason}" + (f" (last line: {last[0]})" if last else "")
@@ -459,6 +496,7 @@ class NodeAgent:
         self.rank.reported_at_s = time.monotonic()
         for step in (RankEvent.STARTED, RankEvent.ADMITTED):
             self.move(step)
+        await self._guard_rank(boot.id)
         log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
 
 

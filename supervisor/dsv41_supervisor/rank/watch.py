@@ -105,7 +105,7 @@ class RankWatch:
         return self._agent.rank is rank and rank.state is state
 
     async def _guard_memory(self) -> None:
-        """From the first second of loading: MemAvailable against the floor. Kills the rank, never waits for it."""
+        """The least memory seen while the rank runs; and the guard's second, while the guard itself is away."""
         guard, agent = self._settings.guard, self._agent
         while True:
             await asyncio.sleep(guard.period_s)
@@ -114,7 +114,7 @@ class RankWatch:
                 continue
             available = memory_available_bytes()
             self.low_water_bytes = min(available, self.low_water_bytes or available)
-            if available < guard.floor_bytes:
+            if available < guard.floor_bytes and not agent.guard.connected:
                 await agent.memory_below_floor(available)
 
 
