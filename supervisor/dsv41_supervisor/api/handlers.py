@@ -1,0 +1,307 @@
+"""Requests in, the agent's and the controller's answers out. What a request may be is in `routes`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from ..errors import Dsv41Error, Refusal, Stage
+from ..fleet.controller import FleetController
+from ..fleet.lease import StaleBoot
+from ..fleet.peers import FLEET_HEADER
+from ..journal import log
+from ..node import PACK_UNIT, NodeAgent, rank_unit
+from ..rank.plan import Boot
+from ..settings import Settings
+from .document import openapi_document
+from .door import Door
+from .routes import (
+    MAX_BODY_BYTES,
+    MAX_LOG_LINES,
+    MAX_WAIT_S,
+    ROUTES,
+    Admit,
+    Asked,
+    LogLines,
+    Order,
+    Poll,
+    Prepare,
+    Report,
+    Route,
+    Start,
+    Stop,
+    Watch,
+    Who,
+)
+
+BODY_S = 10.0
+"""For a request's body to come whole."""
+STATUS_AGE_S = 0.5
+"""Readers of the status within this time share one look, unless something changed in between."""
+_PAGE = Path(__file__).parent / "page"
+_PAGE_FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "dsv41"}
+_PAGE_HEADERS = {
+    # Own files only, no inline script or style, nowhere to send anything, in nobody's frame.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_BY_PATH = {(route.method, route.path): route for route in ROUTES}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+A = TypeVar("A", bound=Asked)
+
+
+class Malformed(ValueError):
+    """A query or body that is not as the route says; the text names the fields."""
+
+
+class Api:
+    """Answers every route of the table, and nothing else."""
+
+    def __init__(self, settings: Settings, agent: NodeAgent, controller: FleetController | None, key: str) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._controller = controller
+        self._key = key.encode()
+        self._shared_status: tuple[int, float, asyncio.Task[dict[str, Any]]] | None = None
+        self.door = Door()
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, getattr(self, route.handler))
+        app.on_response_prepare.append(_always)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self.door.busy(request):
+            refused = self._not_let_in(request)
+            if refused is not None:
+                return refused
+            return await self._answered(request, handler)
+
+    def _not_let_in(self, request: web.Request) -> web.Response | None:
+        """Why this request is not answered. An unknown path needs the key as well: a stranger learns nothing."""
+        route = _route(request)
+        if route is not None and route.who is Who.ANYONE:
+            return None
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # Compared as bytes and in constant time; surrogates are what aiohttp makes of bytes that are not UTF-8.
+        right = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._key)
+        if scheme.lower() != "bearer" or not right:
+            return _error(401, "wrong or missing fleet key", headers={"WWW-Authenticate": "Bearer"})
+        fleet = request.headers.get(FLEET_HEADER)
+        optional = route is not None and route.who is Who.KEY
+        if fleet != self._settings.fleet.name and not (fleet is None and optional):
+            return _error(409, f"this is fleet {self._settings.fleet.name}, the request is for {fleet}")
+        return None
+
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            return _error(error.status, error.reason, headers=allow)
+        except Dsv41Error as error:
+            return _error(409, str(error), error.refusals)
+        except StaleBoot as error:
+            refusal = Refusal(Stage.RANK, f"{error}.", "Run dsv41 down, then dsv41 up.", node=self._agent.node)
+            return _error(409, str(refusal), (refusal,))
+        except Malformed as error:
+            return _error(400, f"malformed request: {error}")
+        except (KeyError, TypeError, ValueError) as error:
+            return _error(400, f"malformed request: {type(error).__name__}: {error}")
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return _error(500, "a bug; see the supervisor's log")
+
+    # -- about this supervisor -----------------------------------------------------------------------------------
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        route = _route(request)
+        assert route is not None
+        text = await asyncio.to_thread((_PAGE / _PAGE_FILES[route.path]).read_text)
+        return web.Response(text=text, content_type=route.media, charset="utf-8", headers=_PAGE_HEADERS)
+
+    async def liveness(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"alive": True})
+
+    async def readiness(self, request: web.Request) -> web.StreamResponse:
+        if self._controller is not None:
+            said = self._controller.readiness()
+            ready, reason = said["ready"], said["reason"]
+        else:
+            rank = self._agent.status()["rank"]
+            ready, reason = rank["state"] == "ready", rank["sentence"]
+        return web.json_response({"ready": ready, "reason": None if ready else reason}, status=200 if ready else 503)
+
+    async def status(self, request: web.Request) -> web.StreamResponse:
+        if self._controller is not None:
+            return web.json_response(await self._status_of_fleet(self._controller))
+        head = self._settings.fleet.head
+        return web.json_response({"head": head, "nodes": {self._agent.node: self._agent.status()}})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        from ..metrics import render
+
+        fleet = await self._status_of_fleet(self._controller) if self._controller is not None else None
+        text = render(self._agent.status(), await self._agent.measure(), fleet)
+        # Prometheus names the version of its format in the media type.
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(openapi_document())
+
+    async def _status_of_fleet(self, controller: FleetController) -> dict[str, Any]:
+        """One look for all who ask at the same time: each costs a request to every node."""
+        now = asyncio.get_running_loop().time()
+        shared = self._shared_status
+        if shared is None or shared[0] != controller.changes.version or now - shared[1] > STATUS_AGE_S:
+            task = asyncio.ensure_future(controller.status())
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+            shared = self._shared_status = controller.changes.version, now, task
+        return await asyncio.shield(shared[2])
+
+    # -- the fleet, asked of the head ----------------------------------------------------------------------------
+
+    async def fleet_up(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"said": self._head().up((await _body(request, Order)).by)}, status=202)
+
+    async def fleet_down(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"said": self._head().down((await _body(request, Order)).by)}, status=202)
+
+    async def fleet_drain(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"said": self._head().drain((await _body(request, Order)).by)}, status=202)
+
+    async def fleet_readiness(self, request: web.Request) -> web.StreamResponse:
+        head, asked = self._head(), _query(request, Poll)
+        await head.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
+        return web.json_response(head.readiness())
+
+    # -- this node, ordered by the head --------------------------------------------------------------------------
+
+    async def node_watch(self, request: web.Request) -> web.StreamResponse:
+        asked = _query(request, Watch)
+        if asked.boot:
+            try:
+                self._agent.renew(asked.boot)
+            except StaleBoot as error:
+                log.debug("not renewed: %s", error)
+        await self._agent.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
+        return web.json_response(self._agent.status())
+
+    async def node_measure(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(await self._agent.measure())
+
+    async def node_logs(self, request: web.Request) -> web.StreamResponse:
+        asked = _query(request, LogLines)
+        unit = rank_unit(self._agent.rank_number) if asked.unit == "rank" else PACK_UNIT
+        return web.json_response({"lines": await self._agent.tail(unit, min(asked.lines, MAX_LOG_LINES))})
+
+    async def node_prepare(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Prepare)
+        if body.settings_hash != self._settings.hash:
+            raise Dsv41Error(
+                f"{self._agent.node} runs settings {self._settings.hash[:12]}, the head {body.settings_hash[:12]}.",
+                stage=Stage.CONFIG, node=self._agent.node,
+                hint="Switch every node to the same fleet file, then restart dsv41-supervisor there.",
+            )  # fmt: skip
+        self._agent.prepare(Boot.from_json(body.boot))
+        return web.json_response({}, status=202)
+
+    async def node_start(self, request: web.Request) -> web.StreamResponse:
+        await self._agent.start_rank((await _body(request, Start)).boot)
+        return web.json_response({}, status=202)
+
+    async def node_stop(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Stop)
+        return web.json_response(await self._agent.stop_rank(body.why, body.grace_s))
+
+    async def node_drain(self, request: web.Request) -> web.StreamResponse:
+        self._agent.drain()
+        return web.json_response({}, status=202)
+
+    # -- the rank's own process ----------------------------------------------------------------------------------
+
+    async def rank_admit(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Admit)
+        rank = int(request.match_info["rank"])
+        if rank == 0 and self._controller is not None:
+            # `systemctl start dsv41-rank@0` on the head starts the fleet.
+            self._controller.up("dsv41-rank@0")
+        plan = await self._agent.admit(rank, min(body.wait_s, MAX_WAIT_S))
+        return web.json_response({"plan": plan.to_json() if plan is not None else None})
+
+    async def rank_report(self, request: web.Request) -> web.StreamResponse:
+        body = (await _body(request, Report)).model_dump(exclude_unset=True)
+        return web.json_response(self._agent.report(int(request.match_info["rank"]), body))
+
+    def _head(self) -> FleetController:
+        if self._controller is None:
+            head = self._settings.fleet.head
+            raise Dsv41Error(
+                f"{self._agent.node} is not the head.", stage=Stage.RANK, node=self._agent.node,
+                hint=f"Ask the head, {head}: dsv41 does so by itself when --node is left out.",
+            )  # fmt: skip
+        return self._controller
+
+
+async def _always(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _route(request: web.Request) -> Route | None:
+    """The table's entry for a request, None for a path or method that is not in it."""
+    resource = request.match_info.route.resource
+    return _BY_PATH.get((request.method, resource.canonical)) if resource is not None else None
+
+
+def _error(
+    status: int, message: str, refusals: tuple[Refusal, ...] = (), headers: dict[str, str] | None = None
+) -> web.Response:
+    body = {"error": {"message": message, "refusals": [r.to_json() for r in refusals]}}
+    return web.json_response(body, status=status, headers=headers)
+
+
+async def _body(request: web.Request, model: type[A]) -> A:
+    try:
+        async with asyncio.timeout(BODY_S):
+            raw = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"the body did not come within {BODY_S:g} s") from None
+    try:
+        # pydantic's own reader: it refuses NaN in numbers and stops at deep nesting, where json's overflows the stack.
+        return model.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        raise Malformed(_fields(error)) from None
+
+
+def _query(request: web.Request, model: type[A]) -> A:
+    try:
+        return model.model_validate(dict(request.query))
+    except ValidationError as error:
+        raise Malformed(_fields(error)) from None
+
+
+def _fields(error: ValidationError) -> str:
+    said = []
+    for problem in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
+        where = ".".join(map(str, problem["loc"]))
+        if not where:
+            where = "the body is not JSON" if problem["type"] == "json_invalid" else "the body is not a JSON object"
+        said.append(f"{where}: {problem['msg']}")
+    return "; ".join(said)
