@@ -13,8 +13,8 @@ from .errors import Dsv41Error, Exit
 
 # In the order of a first day: try it, bring it up, look at it; then what units run.
 COMMANDS = (
-    "demo", "up", "down", "drain", "status", "logs", "smoke", "pack", "adapters",
-    "check_config", "schema", "supervisor", "rank", "gateway",
+    "demo", "doctor", "up", "down", "drain", "status", "logs", "smoke", "pack", "adapters",
+    "check_config", "schema", "supervisor", "rank", "probe", "gateway",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .api import Api
 from .demo.keeper import MARK
+from .doctor.deep.probe import PROBE_UNIT
 from .errors import Dsv41Error, Exit, Stage
 from .fleet.controller import FleetController
 from .fleet.peers import read_fleet_key
@@ -104,13 +105,13 @@ def _units(settings: Settings, settings_path: Path, node: str) -> ProcessUnits:
     common = ["--settings", str(settings_path), "--node", node]
     me = [sys.executable, "-m", "dsv41_supervisor"]
     argv = {rank_unit(rank): [*me, "rank", str(rank), *common], PACK_UNIT: [*me, "pack", *common],
-            GUARD_UNIT: guard_argv(settings, node)}  # fmt: skip
+            GUARD_UNIT: guard_argv(settings, node), PROBE_UNIT: [*me, "probe", *common]}  # fmt: skip
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"PYTHONUNBUFFERED": "1"}
 
     def definition(unit: str) -> UnitDefinition:
         name = unit.removeprefix("dsv41-").replace("@", "-")
         return UnitDefinition(
-            argv[unit], environment, settings.run_dir(node) / f"{name}.log", oneshot=unit == PACK_UNIT
+            argv[unit], environment, settings.run_dir(node) / f"{name}.log", oneshot=unit in (PACK_UNIT, PROBE_UNIT)
         )
 
     return ProcessUnits(definition, settings.run_dir(node) / "units")

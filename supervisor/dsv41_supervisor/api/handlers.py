@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import ValidationError
 
+from ..doctor.service import DoctorService
 from ..errors import Dsv41Error, Refusal, Stage
 from ..fleet.controller import FleetController
 from ..fleet.lease import StaleBoot
@@ -28,12 +30,16 @@ from .routes import (
     ROUTES,
     Admit,
     Asked,
+    Facts,
+    Listen,
     LogLines,
     Order,
     Poll,
     Prepare,
+    Program,
     Report,
     Route,
+    Send,
     Start,
     Stop,
     Watch,
@@ -76,12 +82,14 @@ class Api:
         self._key = key.encode()
         self._shared_status: tuple[int, float, asyncio.Task[dict[str, Any]]] | None = None
         self.door = Door()
+        self._doctor = DoctorService(agent)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, getattr(self, route.handler))
         app.on_response_prepare.append(_always)
+        app.on_cleanup.append(self._doctor.on_cleanup)
         return app
 
     @web.middleware
@@ -249,6 +257,28 @@ class Api:
     async def rank_report(self, request: web.Request) -> web.StreamResponse:
         body = (await _body(request, Report)).model_dump(exclude_unset=True)
         return web.json_response(self._agent.report(int(request.match_info["rank"]), body))
+
+    # -- dsv41 doctor --------------------------------------------------------------------------------------------
+
+    async def doctor_clock(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"clock_s": time.time()})
+
+    async def doctor_facts(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(await self._doctor.facts(_query(request, Facts).bound_s))
+
+    async def doctor_listen(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Listen)
+        return web.json_response(await self._doctor.deep.listen(body.test, body.rail, body.seconds))
+
+    async def doctor_send(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Send)
+        done = await self._doctor.deep.send(body.test, body.rail, body.target, body.port, body.token, body.seconds)
+        return web.json_response(done.model_dump(mode="json"))
+
+    async def doctor_run(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request, Program)
+        done = await self._doctor.deep.run_program(body.test, body.port, body.seconds)
+        return web.json_response(done.model_dump(mode="json"))
 
     def _head(self) -> FleetController:
         if self._controller is None:

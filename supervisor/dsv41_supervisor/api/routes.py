@@ -89,6 +89,33 @@ class Report(Asked):
     )
 
 
+class Facts(Asked):
+    bound_s: Annotated[float, Field(ge=0.1, le=60, allow_inf_nan=False)] = Field(
+        default=1.0, description="Longest time for one reader; what is not read in time is named."
+    )
+
+
+class Listen(Asked):
+    test: Literal["tcp-echo", "rdma-write", "collective"] = Field(description="What to listen for.")
+    rail: Text = Field(default="", description="The rail whose address is listened on.")
+    seconds: Wait = Field(description="The door closes by itself after this long, at most two minutes.")
+
+
+class Send(Asked):
+    test: Literal["warm-up", "mtu-ping", "tcp-echo", "rdma-write"] = Field(description="What to send.")
+    rail: Text = Field(description="The rail, by its name in the fleet file.")
+    target: Text = Field(description="The node at the other end.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Where the other end listens.")
+    token: Annotated[str, StringConstraints(max_length=128)] = Field(default="", description="What opens its door.")
+    seconds: Wait = Field(description="Bound of the test.")
+
+
+class Program(Asked):
+    test: Literal["collective", "clock"] = Field(description="What to run in the engine's environment.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Where the ranks meet on the head.")
+    seconds: Wait = Field(description="Bound of the test.")
+
+
 class Who(StrEnum):
     """What a request must carry."""
 
@@ -146,4 +173,10 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/rank/{rank}/admit", "A rank's process asks to start.", "rank_admit", body=Admit),
     Route("POST", "/rank/{rank}/report", "A rank's process reports; answers whether it may go on.", "rank_report",
           body=Report),
+    Route("GET", "/doctor/clock", "This node's clock.", "doctor_clock"),
+    Route("GET", "/doctor/facts", "What this node looks like: host and fabric.", "doctor_facts", query=Facts),
+    Route("POST", "/doctor/listen", "Open one end of a test for a bounded time.", "doctor_listen", body=Listen),
+    Route("POST", "/doctor/send", "Send one test over a rail to another node.", "doctor_send", body=Send),
+    Route("POST", "/doctor/run", "Run this rank's part of a test in the engine's environment; refused beside a rank.",
+          "doctor_run", body=Program),
 )  # fmt: skip

@@ -1,0 +1,127 @@
+"""One node's host facts, read side by side, each with a bound: by a supervisor, or by `dsv41 doctor` alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import __version__
+from ..settings import Device, Settings
+from . import read_files, read_gpu, read_proc
+from .bounded import BoundedReads, Unread
+from .facts import MAX_ROWS, HostFacts, Port
+
+READ_S = 1.0
+"""For one reader. A fleet's doctor answers within two seconds, also when a mount is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a supervisor knows about its node and a lone `dsv41 doctor` does not."""
+
+    supervised: bool = False
+    rank_state: str = "unknown"
+    pids: Collection[int] = ()
+    """The supervisor and the main processes of its units: what they and their children hold is the fleet's own."""
+    same: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def read_host(
+    settings: Settings, node: str, standing: Standing, reads: BoundedReads, bound_s: float = READ_S
+) -> HostFacts:
+    """Everything about this node's host within about `bound_s`; what was not read is named in `unread`."""
+    values: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    took_s: dict[str, float] = {}
+
+    async def read(name: str, what: str, work: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        try:
+            values[name] = await reads.read(what, work, bound_s)
+        except Unread as error:
+            unread[name] = str(error)[:300]
+        took_s[name] = round(time.monotonic() - began, 4)
+
+    def processes() -> dict[str, Any]:
+        return _processes(settings, node, standing)
+
+    async with asyncio.TaskGroup() as group:
+        for name, what, work in (
+            ("memory", "the memory figures (/proc/meminfo)", read_proc.read_memory),
+            ("kernel", "the kernel's settings (/proc/sys)", read_proc.read_kernel),
+            ("gpu_driver", "the GPU driver (/proc/driver/nvidia)", read_proc.read_gpu_driver),
+            ("processes", "the table of processes (/proc)", processes),
+            ("disks", "the disks (statvfs)", lambda: read_files.read_disks(settings, node)),
+            ("checkpoint", "the checkpoint's headers", lambda: read_files.read_checkpoint(settings, node)),
+            ("rows", "the headers of the packed rows", lambda: read_files.read_rows(settings, node)),
+        ):
+            group.create_task(read(name, what, work))
+        if has_gpu():
+            group.create_task(read("gpus", "nvidia-smi", lambda: read_gpu.read_gpus(bound_s)))
+    values |= values.pop("processes", {})
+    return HostFacts(
+        node=node, supervised=standing.supervised, rank_state=standing.rank_state, at_s=time.time(),
+        same=same_bits(settings, standing), unread=unread, took_s=took_s, **values,
+    )  # fmt: skip
+
+
+def has_gpu() -> bool:
+    return (read_proc.PROC / "driver/nvidia/version").exists()
+
+
+def same_bits(settings: Settings, standing: Standing) -> dict[str, str]:
+    """What must be equal on every node: what the supervisor compares at a boot, and the engine's own environment."""
+    same = {
+        "supervisor version": __version__,
+        "settings hash": settings.hash,
+        "kernel": os.uname().release,
+        "engine environment": _real(settings.engine.python),
+    }
+    if system := _real("/run/current-system", must_exist=True):
+        same["system closure"] = system
+    return {str(name)[:64]: str(value)[:300] for name, value in {**same, **standing.same}.items()}
+
+
+def _real(path: str, *, must_exist: bool = False) -> str:
+    """Where a path leads: in a Nix store the name of the closure, with its hash."""
+    if must_exist and not os.path.exists(path):
+        return ""
+    return os.path.realpath(path)
+
+
+def _processes(settings: Settings, node: str, standing: Standing) -> dict[str, Any]:
+    """Everything that needs the table of processes: who kills, who holds the GPU, who listens where."""
+    table = read_proc.read_processes()
+    ours = read_proc.descendants(table, [pid for pid in standing.pids if pid in table])
+    values: dict[str, Any] = {
+        "killers": read_proc.read_killers(),
+        "ports": read_proc.read_ports(needed_ports(settings, node), table, ours)
+        + taken(read_proc.read_ports(rendezvous_ports(settings, node), table, ours)),
+    }
+    if settings.engine.device is Device.CUDA or has_gpu():
+        values["gpu_users"] = read_proc.gpu_users(table, ours)
+    return values
+
+
+def needed_ports(settings: Settings, node: str) -> list[tuple[str, int]]:
+    """Ports that this node's processes listen on, with what for."""
+    here = settings.fleet.nodes[node]
+    ports = [("engine", here.engine_port), ("supervisor", here.supervisor_port)]
+    return ports + ([("gateway", settings.gateway.port)] if node == settings.fleet.head else [])
+
+
+def rendezvous_ports(settings: Settings, node: str) -> list[tuple[str, int]]:
+    """Where the ranks of one boot meet: on the head, one port of this range for every boot."""
+    if node != settings.fleet.head:
+        return []
+    rendezvous = settings.engine.rendezvous
+    return [("rendezvous", rendezvous.first_port + i) for i in range(rendezvous.n_ports)]
+
+
+def taken(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    """Only those that somebody holds, and no more of them than facts may carry."""
+    return tuple(port for port in ports if port.holder is not None)[: MAX_ROWS - 8]

@@ -1,0 +1,5 @@
+"""`dsv41 doctor --deep`: real traffic on every rail, in each direction, through the supervisors at both ends.
+
+`paths.py` says between which ends, `ping.py` `echo.py` `rdma.py` send it, `program.py` runs a collective inside the
+engine's environment, `serve.py` is what a supervisor does for another one, `session.py` is the order of it all.
+"""

@@ -1,0 +1,251 @@
+"""Checks that need more than one node: who answered, clocks, what must be equal, and what real traffic showed. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from ..checks import HOST, Found, Severity, check
+from ..errors import Stage
+from ..settings import Settings
+from .deep.rdma import GOOD_GBIT_S, Verdict
+from .facts import HostFacts
+from .fleet_facts import ANSWERS, DEEP, Answer, DeepFacts, Ran, Traffic
+
+SKEW_S = 1.0
+"""Leases and logs stand half a second; certificates and tokens more. No report of harm was found (facts: users §2)."""
+CLOCK_FRACTION = 0.9
+"""A node whose SM clock under load is below this share of the fleet's median is named. Source: users M7."""
+
+_DO_NEXT = {
+    "kernel": "Reboot the node that runs another kernel.",
+    "engine environment": "Run nixos-rebuild switch on every node from the same flake.lock.",
+    "system closure": "Nodes may differ in their own names; compare nix-diff of the two when nothing else explains it.",
+}
+
+
+@check("supervisor-answers", kind=ANSWERS, severity=Severity.REFUSAL, stage=Stage.CONFIG,
+       what="Every node's supervisor answers in time, with this fleet's key and name.",
+       source="issue 5: a silent node is a finding, not a hang")  # fmt: skip
+def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
+    silent = {node: answer for node, answer in fleet.items() if answer.problem is not None}
+    if silent and len(silent) == len(fleet):
+        first = next(iter(silent.values()))
+        yield Found(None, f"no supervisor of this fleet answers ({first.problem}) Only this node can be looked at.",
+                    first.do_next or "Start dsv41-supervisor on every node.", severity=Severity.WARNING,
+                    transient=True)  # fmt: skip
+        return
+    for node, answer in silent.items():
+        assert answer.problem is not None
+        do_next = answer.do_next or f"Start dsv41-supervisor on {node}: systemctl start dsv41-supervisor."
+        yield Found(node, answer.problem, do_next, transient=True)
+
+
+@check("time-skew", kind=ANSWERS, severity=Severity.WARNING, stage=Stage.CONFIG,
+       what="The nodes' clocks agree within a second: logs of one boot are read side by side.",
+       source="facts: users §2 names it as unreported; a cheap check")  # fmt: skip
+def _skew(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
+    told = {node: a for node, a in fleet.items() if a.offset_s is not None}
+    if len(told) < 2:
+        return
+    middle = median(a.offset_s for a in told.values() if a.offset_s is not None)
+    for node, answer in told.items():
+        assert answer.offset_s is not None
+        apart = answer.offset_s - middle
+        if abs(apart) > SKEW_S + answer.offset_error_s:
+            yield Found(
+                node, f"its clock is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} the fleet's median "
+                f"(error of this measurement: {answer.offset_error_s:.3f} s).",
+                f"Start a time service on {node}: timedatectl set-ntp true.",
+            )  # fmt: skip
+
+
+@check("settings-equal", kind=ANSWERS, severity=Severity.REFUSAL, stage=Stage.CONFIG,
+       what="The settings that this command read are those that the nodes run with.", source="users S8")  # fmt: skip
+def _settings_here(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
+    for node, answer in fleet.items():
+        if answer.settings_hash_here and answer.settings_hash_here != settings.hash:
+            yield Found(
+                node, f"it runs settings {answer.settings_hash_here[:12]}, this command read {settings.hash[:12]}.",
+                f"Switch {node} to the same fleet file and restart dsv41-supervisor there.",
+            )  # fmt: skip
+
+
+@check("same-bits", kind=HOST, severity=Severity.REFUSAL, stage=Stage.RANK,
+       what="Settings, supervisor, engine environment, checkpoint revision and kernel are the same on every node.",
+       source="users S8, S10, S11, F21")  # fmt: skip
+def _same_bits(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[Found]:
+    names = sorted({name for facts in fleet.values() for name in facts.same})
+    for name in names:
+        holders: dict[str, list[str]] = defaultdict(list)
+        for node, facts in fleet.items():
+            if name in facts.same:
+                holders[facts.same[name]].append(node)
+        if len(holders) < 2:
+            continue
+        # The value that most nodes have is taken as meant; with a tie, the head's.
+        head = fleet[settings.fleet.head].same.get(name) if settings.fleet.head in fleet else None
+        meant = max(holders, key=lambda value: (len(holders[value]), value == head))
+        for value, nodes in holders.items():
+            for node in nodes if value != meant else ():
+                yield Found(
+                    node, f"{name} is {_short(value)}, expected {_short(meant)} as on {', '.join(holders[meant])}.",
+                    _DO_NEXT.get(name, f"Run nixos-rebuild switch on {node} from the same fleet file and flake.lock."),
+                    severity=Severity.NOTE if name == "system closure" else None,
+                )  # fmt: skip
+
+
+def _short(value: str) -> str:
+    name = value.removeprefix("/nix/store/")
+    return name if len(name) <= 44 else f"{name[:41]}..."
+
+
+# -- what real traffic showed ----------------------------------------------------------------------------------------
+
+
+def _traffic(fleet: Mapping[str, DeepFacts], test: str) -> Iterator[Traffic]:
+    for facts in fleet.values():
+        for one in facts.traffic:
+            if one.test == test:
+                yield one
+
+
+def _found(one: Traffic, what: str, do_next: str, severity: Severity | None = None) -> Found:
+    where = f"rail {one.rail}, {one.source} to {one.target}"
+    return Found(one.source, f"{where}: {what}", do_next, rail=one.rail, severity=severity, transient=True)
+
+
+def _skipped(one: Traffic) -> Found:
+    return _found(one, f"{one.test} was not run: {one.skipped}.", "Nothing to do.", Severity.SKIPPED)
+
+
+def _failed(fleet: Mapping[str, DeepFacts], test: str, like: Traffic) -> bool:
+    """Whether that test failed on the same direction: what comes after it is then only a consequence."""
+    return any(
+        one.problem is not None and (one.rail, one.source, one.target) == (like.rail, like.source, like.target)
+        for one in _traffic(fleet, test)
+    )
+
+
+@check("deep-neighbour", kind=DEEP, severity=Severity.REFUSAL,
+       what="With --deep: each rail's neighbour answers small pings, so that RDMA does not meet a cold address.",
+       source="users F9")  # fmt: skip
+def _warm_up(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    for one in _traffic(fleet, "warm-up"):
+        if one.skipped:
+            yield _skipped(one)
+        elif one.problem:
+            yield _found(
+                one, f"{one.problem}.",
+                f"Run ip neigh show, ip route get and ip -d link on {one.source} and {one.target}; see the other "
+                "findings about this rail.",
+            )  # fmt: skip
+
+
+@check("deep-mtu", kind=DEEP, severity=Severity.REFUSAL,
+       what="With --deep: a packet of the full MTU passes each rail in each direction without being fragmented.",
+       source="users F5, F6")  # fmt: skip
+def _mtu_ping(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    for one in _traffic(fleet, "mtu-ping"):
+        if one.skipped:
+            yield _skipped(one)
+        elif one.problem and not _failed(fleet, "warm-up", one):
+            yield _found(
+                one, f"small pings pass, a ping of {settings.fleet.mtu} bytes does not: {one.problem}.",
+                f"Set MTU {settings.fleet.mtu} at both ends{'' if _has_peer(settings, one) else ' and on the switch'}: "
+                f"ip link show on {one.source} and {one.target}.",
+            )  # fmt: skip
+
+
+def _has_peer(settings: Settings, one: Traffic) -> bool:
+    rail = settings.fleet.nodes[one.source].rails.get(one.rail)
+    return rail is not None and rail.peer is not None
+
+
+@check("deep-tcp", kind=DEEP, severity=Severity.REFUSAL,
+       what="With --deep: a megabyte goes over TCP on each rail, there and back: some firewalls let pings pass only.",
+       source="users F12, F17")  # fmt: skip
+def _tcp(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    for one in _traffic(fleet, "tcp-echo"):
+        if one.skipped:
+            yield _skipped(one)
+        elif one.problem and not _failed(fleet, "warm-up", one):
+            if one.connected is False:
+                interface = settings.fleet.nodes[one.target].rails[one.rail].interface
+                do_next = (
+                    f"Pings pass, so a packet filter or a policy rule is in the way: open {interface} on {one.target} "
+                    f"(services.dsv41.openFirewall), and see nft list ruleset and ip rule on both."
+                )
+            else:
+                do_next = (
+                    f"The path loses packets: compare MTU and error counters of both ends (ip -s link, {one.source})."
+                )
+            yield _found(one, f"{one.problem}.", do_next)
+
+
+@check("deep-rdma", kind=DEEP, severity=Severity.WARNING,
+       what="With --deep: an RDMA write reaches 90 Gb/s on each twin, each way; 8-25 Gb/s is the known power state.",
+       source="users F15, F7; not run on GB10")  # fmt: skip
+def _rdma(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    for one in _traffic(fleet, "rdma-write"):
+        device = settings.fleet.nodes[one.source].rails[one.rail].rdma_device
+        if one.skipped:
+            yield _skipped(one)
+        elif one.verdict == Verdict.FAILED or one.problem:
+            yield _found(one, f"no RDMA write on {device}: {one.problem}.",
+                         "See the findings about this rail's GID, MTU and limits first.", Severity.REFUSAL)  # fmt: skip
+        elif one.verdict == Verdict.POWER_STATE:
+            yield _found(
+                one, f"{device} writes {one.figure:.1f} Gb/s of 100: with clean counters the known power state.",
+                f"Pull the power cord of {one.source}, then of {one.target}, for a minute each; a reboot does not "
+                "clear it.",
+            )  # fmt: skip
+        elif one.verdict == Verdict.SLOW:
+            yield _found(
+                one, f"{device} writes {one.figure:.1f} Gb/s, expected {GOOD_GBIT_S:.0f} or more.",
+                "Compare PCIe width, MTU and error counters of both ends; move the cable to the other port.",
+            )  # fmt: skip
+
+
+def _ran(fleet: Mapping[str, DeepFacts], test: str) -> Iterator[tuple[str, Ran]]:
+    for node, facts in fleet.items():
+        for one in facts.ran:
+            if one.test == test:
+                yield node, one
+
+
+@check("deep-collective", kind=DEEP, severity=Severity.REFUSAL, stage=Stage.ENGINE,
+       what="With --deep: an all-reduce of all ranks in the engine's environment ends, over the planned network.",
+       source="users F20, F21; NCCL: not run on GB10")  # fmt: skip
+def _collective(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    for node, one in _ran(fleet, "collective"):
+        if one.skipped:
+            yield Found(node, f"the collective was not run: {one.skipped}.", "Nothing to do.",
+                        severity=Severity.SKIPPED)  # fmt: skip
+        elif one.problem:
+            yield Found(node, f"the collective failed: {one.problem}.",
+                        "See the findings about its rails and its interfaces.", transient=True)  # fmt: skip
+        elif wrong := [name for name in one.transport if name != one.wanted_transport]:
+            yield Found(
+                node, f"the collective went over {', '.join(wrong)}, expected {one.wanted_transport}.",
+                f"Compare NCCL_IB_HCA, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of {node}'s plan with its interfaces.",
+            )  # fmt: skip
+
+
+@check("deep-clock", kind=DEEP, severity=Severity.WARNING, stage=Stage.ENGINE,
+       what="With --deep: under a short burn every GPU clocks within 10 % of the fleet's median.",
+       source="users M7; not run on GB10")  # fmt: skip
+def _clock(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
+    told = {node: one.figure for node, one in _ran(fleet, "clock") if one.figure is not None}
+    middle = median(told.values()) if told else 0.0
+    for node, one in _ran(fleet, "clock"):
+        if one.skipped:
+            yield Found(node, f"clocks under load: {one.skipped}.", "Nothing to do.", severity=Severity.SKIPPED)
+        elif one.problem:
+            yield Found(node, f"the burn failed: {one.problem}.", "See the driver's messages: dmesg | grep NVRM.")
+        elif one.figure is not None and one.figure < CLOCK_FRACTION * middle:
+            yield Found(
+                node, f"its GPU clocks {one.figure:.0f} MHz under load, the fleet's median is {middle:.0f}.",
+                f"Pull the power cord of {node} for a minute; a reboot does not clear it. Then see its power supply.",
+            )  # fmt: skip

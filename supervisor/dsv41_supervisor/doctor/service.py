@@ -1,0 +1,58 @@
+"""The doctor's part inside a supervisor: this node's facts for whoever asks with the fleet's key, and deep tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from ..fabric.read import read_facts
+from .bounded import BoundedReads
+from .collect import READ_S, Standing, read_host
+from .deep.serve import DeepServer
+
+if TYPE_CHECKING:
+    from ..node import NodeAgent
+
+MAX_BOUND_S = 60.0
+
+
+class DoctorService:
+    """Lives in the supervisor's event loop."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        self._agent = agent
+        self._reads = BoundedReads()
+        self.deep = DeepServer(agent.settings, agent.node, agent.units, lambda: str(agent.rank.state))
+
+    async def on_cleanup(self, app: web.Application) -> None:
+        """The supervisor ends: every door that a test opened is closed."""
+        self.deep.close()
+
+    async def facts(self, bound_s: float = READ_S) -> dict[str, Any]:
+        """Host and fabric of this node, within about `bound_s`."""
+        from ..node import rank_unit
+
+        agent = self._agent
+        bound_s = min(max(bound_s, 0.1), MAX_BOUND_S)
+        status = await agent.units.status(rank_unit(agent.rank_number))
+        standing = Standing(
+            supervised=True, rank_state=str(agent.rank.state), pids=(os.getpid(), *status.members),
+            same=agent.same_bits(),
+        )  # fmt: skip
+        host, fabric = await asyncio.gather(
+            read_host(agent.settings, agent.node, standing, self._reads, bound_s),
+            fabric_within(bound_s, read_facts(agent.settings, agent.node, rank_pids=status.members)),
+        )
+        return {"host": host.model_dump(mode="json"), "fabric": fabric}
+
+
+async def fabric_within(bound_s: float, reading: Any) -> dict[str, Any] | None:
+    """The fabric's facts as JSON; None when they took longer than `bound_s`."""
+    try:
+        async with asyncio.timeout(bound_s):
+            return (await reading).model_dump(mode="json")  # type: ignore[no-any-return]
+    except TimeoutError:
+        return None

@@ -1,0 +1,31 @@
+"""One visit of the doctor: ask, send if asked to, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..checks import FABRIC, HOST
+from ..checks import run as run_checks
+from ..settings import Settings
+from .ask import ask_fleet
+from .deep.session import run_deep
+from .fleet_facts import ANSWERS, DEEP, DeepFacts
+from .report import Report
+
+
+async def visit(
+    settings: Settings, here: str | None, *, deep: bool, timeout_s: float, show: Callable[[str], None]
+) -> Report:
+    """Everything that can be known within the bounds. Nothing that is wrong with the fleet raises here."""
+    began = time.monotonic()
+    asked = await ask_fleet(settings, here, timeout_s)
+    traffic: dict[str, DeepFacts] | None = None
+    if deep:
+        if asked.supervised:
+            traffic = await run_deep(settings, asked.supervised, here or settings.fleet.head, show)
+        else:
+            show("no supervisor answered: no traffic can be sent")
+    facts = {ANSWERS: asked.answers, FABRIC: asked.fabric, HOST: asked.host}
+    findings = run_checks({**facts, DEEP: traffic} if traffic is not None else facts, settings)
+    return Report(settings, asked, findings, traffic, time.monotonic() - began)
