@@ -38,11 +38,13 @@ in
       environment = {
         # "True" makes every prefill of more than 64 query tokens NaN (REPORT.md section 17 of the source).
         PYTORCH_CUDA_ALLOC_CONF = mkDefault "expandable_segments:False";
+      };
+      nccl = {
         # NCCL's buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node without these, 139 MB with.
         # The numbers themselves are those of TP4; the source names the knobs for TP3 and not their values.
-        NCCL_BUFFSIZE = mkDefault "1048576";
-        NCCL_PROTO = mkDefault "^LL128";
-        NCCL_MAX_NCHANNELS = mkDefault "8";
+        buffer_bytes = mkDefault 1048576;
+        protocol = mkDefault "^LL128";
+        max_channels = mkDefault 8;
       };
     };
     pack.ways = mkDefault 16;

@@ -44,10 +44,12 @@ in
       environment = {
         # "True" makes every prefill of more than 64 query tokens NaN (the TP3 source, REPORT.md section 17).
         PYTORCH_CUDA_ALLOC_CONF = mkDefault "expandable_segments:False";
-        # NCCL's buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node without these, 139 MB with.
-        NCCL_BUFFSIZE = mkDefault "1048576";
-        NCCL_PROTO = mkDefault "^LL128";
-        NCCL_MAX_NCHANNELS = mkDefault "8";
+      };
+      # NCCL's buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node without these, 139 MB with.
+      nccl = {
+        buffer_bytes = mkDefault 1048576;
+        protocol = mkDefault "^LL128";
+        max_channels = mkDefault 8;
       };
     };
     pack = {

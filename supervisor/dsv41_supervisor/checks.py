@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 FABRIC = "fabric"
 HOST = "host"
-_MODULES = ("dsv41_supervisor.fabric.checks", "dsv41_supervisor.host.checks")
-"""Packages that register checks when they are imported."""
+_MODULES = (
+    "dsv41_supervisor.fabric.checks",
+    "dsv41_supervisor.doctor.host_checks",
+    "dsv41_supervisor.doctor.fleet_checks",
+)
+"""Modules that register checks when they are imported."""
 
 
 class Severity(StrEnum):

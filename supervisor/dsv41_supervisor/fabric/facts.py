@@ -177,6 +177,7 @@ class NcclLibrary(Facts):
 
     path: PathText
     sha256: Word | None = None
+    build_id: Word | None = None
     version: Word | None = None
     patches: Annotated[tuple[Word, ...], Field(max_length=8)] = ()
 

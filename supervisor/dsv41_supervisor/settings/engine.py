@@ -111,7 +111,7 @@ PLANNED_VARIABLES = {
 class Nccl(Model):
     library: AbsolutePath | None = Field(
         default=None,
-        description="libnccl.so.2 that every rank loads; null takes the one torch brings. A ring needs the patched one.",
+        description="libnccl.so.2 that every rank loads; null takes the one torch brings. A ring needs a patched one.",
     )
     buffer_bytes: Annotated[int, Field(ge=65536, le=67108864)] | None = Field(
         default=None,

@@ -1,0 +1,385 @@
+"""Interfaces, addresses, routes and cables of the rails, each node by itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+from ...checks import FABRIC, Found, Severity, check
+from ...settings import Device, Settings
+from ..facts import NodeFacts
+from .common import NO_RDMA, Fleet, Here, has_rdma, physical_port, rails, rdma_rails, seen_rails, skipped
+
+SPEED_MBIT = 200000
+PCIE_GTS, PCIE_WIDTH = 32.0, 4
+_NOT_FOR_SOCKETS = ("lo", "docker", "tailscale", "virbr", "br-", "cni", "flannel", "podman", "wg")
+
+
+@check(
+    "management-interface", kind=FABRIC, severity=Severity.REFUSAL, source="users F4, vllm PR#40991",
+    what="The management interface exists on the node.",
+)  # fmt: skip
+def _management_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for node, facts in fleet.items():
+        name = settings.fleet.nodes[node].management_interface
+        if name not in facts.links:
+            yield Found(
+                node, f"there is no interface {name} for the management network.",
+                f"Set fleet.nodes.{node}.management_interface to one of {', '.join(sorted(facts.links))}.",
+                where=f"fleet.nodes.{node}.management_interface",
+            )  # fmt: skip
+
+
+@check(
+    "management-address", kind=FABRIC, severity=Severity.REFUSAL, source="users F4, vllm PR#40991",
+    what="The management interface holds the management address: Gloo and NCCL bootstrap by that name.",
+)  # fmt: skip
+def _management_address(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for node, facts in fleet.items():
+        here = settings.fleet.nodes[node]
+        link = facts.links.get(here.management_interface)
+        if link is None or here.management_address.is_loopback:
+            continue
+        if here.management_address not in {a.ip for a in link.addresses}:
+            holder = _holder(facts, here.management_address)
+            yield Found(
+                node,
+                f"{link.name} does not hold the management address {here.management_address}"
+                + (f"; {holder} does." if holder else "."),
+                f"Set fleet.nodes.{node}.management_interface to {holder}." if holder
+                else f"Give it that address, or correct fleet.nodes.{node}.management_address.",
+                where=f"fleet.nodes.{node}.management_address",
+            )  # fmt: skip
+
+
+def _holder(facts: NodeFacts, address: IPv4Address) -> str | None:
+    return next((n for n, link in facts.links.items() if address in {a.ip for a in link.addresses}), None)
+
+
+@check(
+    "socket-interface", kind=FABRIC, severity=Severity.REFUSAL, source="users F20, dgx-spark.warehack.ing",
+    what="Gloo and NCCL do not bootstrap over loopback, a container bridge or a VPN.",
+)  # fmt: skip
+def _socket_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if settings.engine.device is not Device.CUDA or settings.fleet.world_size == 1:
+        yield skipped("not applicable: the ranks are on one machine or on CPU")
+        return
+    for node in fleet:
+        name = settings.fleet.nodes[node].management_interface
+        if name == "lo" or name.startswith(_NOT_FOR_SOCKETS[1:]):
+            yield Found(
+                node, f"the management interface is {name}, which leads to no other machine of the fleet directly.",
+                f"Set fleet.nodes.{node}.management_interface to the wired LAN.",
+                where=f"fleet.nodes.{node}.management_interface",
+            )  # fmt: skip
+
+
+@check(
+    "management-on-rail", kind=FABRIC, severity=Severity.WARNING, source="users F27, spark-arena/sparkrun#67",
+    what="The management network is not one of the rails: from outside nobody reaches an address inside the fabric.",
+)  # fmt: skip
+def _management_on_rail(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in rails(fleet, settings):
+        node = settings.fleet.nodes[here.node]
+        if node.management_interface == here.rail.interface or node.management_address in here.rail.address.network:
+            yield here.found(
+                f"is also the management network ({node.management_address}).",
+                f"Put fleet.nodes.{here.node}.management_address on another network: whoever stands outside the fabric "
+                "cannot reach it, and its traffic is in the way of the ranks'.",
+            )
+
+
+@check(
+    "rail-interface", kind=FABRIC, severity=Severity.REFUSAL, source="users F3, mia41 PR#9",
+    what="The interface of every rail exists.",
+)  # fmt: skip
+def _rail_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in rails(fleet, settings):
+        if here.link is None:
+            have = ", ".join(sorted(here.facts.links)) or f"none ({here.facts.why_unread('links')})"
+            yield here.found("does not exist.", f"Set {here.setting}.interface to one of {have}.")
+
+
+@check(
+    "rail-up", kind=FABRIC, severity=Severity.REFUSAL, source="users F13",
+    what="The interface of every rail is up.",
+)  # fmt: skip
+def _rail_up(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if here.link and not here.link.up:
+            yield here.found("is down.", f"Run ip link set {here.rail.interface} up on {here.node}.", transient=True)
+
+
+@check(
+    "rail-carrier", kind=FABRIC, severity=Severity.REFUSAL, source="users F3",
+    what="Every rail has carrier: the other end is there.",
+)  # fmt: skip
+def _rail_carrier(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if here.link and here.link.up and not here.link.carrier:
+            to = f" to {here.rail.peer}" if here.rail.peer else " to the switch"
+            yield here.found("has no carrier.", f"Check the cable{to} and the other end.", transient=True)
+
+
+@check(
+    "rail-mtu", kind=FABRIC, severity=Severity.REFUSAL, source="users F6, tonyd2wild V4 vision recipe #38",
+    what="Every rail has the fleet's MTU; a firmware update sets it back to 1500 on one end.",
+)  # fmt: skip
+def _rail_mtu(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    want = settings.fleet.mtu
+    for here in seen_rails(fleet, settings):
+        if here.link and here.link.mtu != want:
+            yield here.found(
+                f"has MTU {here.link.mtu}, expected {want}.",
+                f"Run ip link set {here.rail.interface} mtu {want} on {here.node}; both ends must agree.",
+            )
+
+
+@check(
+    "rail-address", kind=FABRIC, severity=Severity.REFUSAL, source="users F7, F13",
+    what="Every rail holds its address with its prefix length.",
+)  # fmt: skip
+def _rail_address(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if here.link and here.rail.address not in here.link.addresses:
+            has = ", ".join(map(str, here.link.addresses)) or "none"
+            yield here.found(
+                f"has the addresses {has}, expected {here.rail.address}.",
+                f"Run ip addr add {here.rail.address} dev {here.rail.interface} on {here.node}, or correct the fleet "
+                "file.",
+            )
+
+
+@check(
+    "rail-persistent", kind=FABRIC, severity=Severity.WARNING, source="users F13, tonyd2wild V4 vision recipe #38",
+    what="Rails are set up by a systemd-networkd file that survives a reboot, not by hand.",
+)  # fmt: skip
+def _rail_persistent(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if not has_rdma(settings):
+        yield skipped(NO_RDMA)
+        return
+    for here in seen_rails(fleet, settings):
+        file = here.link.network_file if here.link else None
+        if file is None:
+            yield skipped(f"systemd-networkd does not run, so nobody knows who set up {here.title}", here.node)
+        elif file == "" or file.startswith("/run/"):
+            by = f"a file that is gone after a reboot ({file})" if file else "hand, or by another network manager"
+            yield here.found(
+                f"was set up by {by}.",
+                "Import the NixOS module, or write /etc/systemd/network/20-dsv41.network: the address vanishes at "
+                "reboot, and the GID index moves.",
+            )
+
+
+@check(
+    "rail-subnet", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, dgx-spark-playbooks connect-three",
+    what="No other interface holds an address in a rail's subnet, unless arp_ignore and arp_announce keep them apart.",
+)  # fmt: skip
+def _rail_subnet(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        for other in here.facts.links.values():
+            shared = [a for a in other.addresses if a.ip in here.rail.address.network]
+            if other.name == here.rail.interface or not shared or _answers_for_itself(here, other.name):
+                continue
+            yield here.found(
+                f"shares its subnet {here.rail.address.network} with {other.name} ({shared[0]}): either may answer "
+                "for the other.",
+                f"Give {other.name} a subnet of its own, or set net.ipv4.conf.*.arp_ignore=1 and arp_announce=2 for "
+                "both.",
+            )
+
+
+def _answers_for_itself(here: Here, other: str) -> bool:
+    sysctls = here.facts.sysctls
+    return all(
+        sysctls.arp_ignore.get(name, 0) >= 1 and sysctls.arp_announce.get(name, 0) == 2
+        for name in (here.rail.interface, other)
+    )
+
+
+@check(
+    "rail-arp", kind=FABRIC, severity=Severity.WARNING, source="users F8, graham33/nixos-dgx-spark helpers.sh",
+    what="Twins answer ARP for their own address only (arp_ignore 1, arp_announce 2).",
+)  # fmt: skip
+def _rail_arp(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if not has_rdma(settings):
+        yield skipped(NO_RDMA)
+        return
+    for here in rdma_rails(fleet, settings):
+        sysctls, name = here.facts.sysctls, here.rail.interface
+        if len(settings.fleet.nodes[here.node].rails) < 2 or name not in sysctls.arp_ignore:
+            continue
+        if not _answers_for_itself(here, name):
+            yield here.found(
+                f"has arp_ignore {sysctls.arp_ignore[name]} and arp_announce {sysctls.arp_announce.get(name, 0)}, "
+                "expected 1 and 2.",
+                f"Set net.ipv4.conf.{name}.arp_ignore=1 and .arp_announce=2: its twin answers for it otherwise.",
+            )
+
+
+@check(
+    "rail-route", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, F12",
+    what="The route to every peer's rail address leaves through that rail.",
+)  # fmt: skip
+def _rail_route(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if not here.facts.routes or here.link is None or not (here.link.up and here.link.carrier):
+            continue
+        for peer, address in peer_addresses(here, settings):
+            interface = route_to(here.facts, address)
+            if interface != here.rail.interface:
+                yield here.found(
+                    f"is not the way to {address} on {peer}: packets leave "
+                    + (f"through {interface}." if interface else "nowhere, there is no route."),
+                    f"Look at ip route get {address} on {here.node}; the rail's address with its prefix length makes "
+                    "the right route.",
+                )
+
+
+def peer_addresses(here: Here, settings: Settings) -> list[tuple[str, IPv4Address]]:
+    """Who is at the other end of a rail: its peer, or behind a switch everybody with a rail of this name."""
+    return [
+        (name, node.rails[here.name].address.ip)
+        for name, node in settings.fleet.nodes.items()
+        if name != here.node and here.name in node.rails and here.rail.peer in (None, name)
+    ]
+
+
+def route_to(facts: NodeFacts, address: IPv4Address) -> str | None:
+    """Interface of the most exact route; None when there is none."""
+    fitting = [route for route in facts.routes if address in route.destination]
+    return max(fitting, key=lambda r: r.destination.prefixlen).interface if fitting else None
+
+
+@check(
+    "rail-neighbour", kind=FABRIC, severity=Severity.REFUSAL, source="users F9, NVIDIA/daqiri#173",
+    what="Every peer answers ARP on every rail before a rank starts: RoCE does not wait for it.",
+)  # fmt: skip
+def _rail_neighbour(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if here.link is None or not (here.link.up and here.link.carrier):
+            continue
+        states = {n.address: n.state for n in here.facts.neighbours if n.interface == here.rail.interface}
+        for peer, address in peer_addresses(here, settings):
+            if states.get(address) in ("FAILED", "INCOMPLETE"):
+                yield here.found(
+                    f"gets no answer from {address} ({peer}): its neighbour entry is {states[address]}.",
+                    f"Check the address and the cable on {peer}.", transient=True,
+                )  # fmt: skip
+
+
+@check(
+    "rail-speed", kind=FABRIC, severity=Severity.WARNING, source="users F14, play multi-sparks-through-switch",
+    what="Every rail runs at 200 Gb/s; a switch port negotiates 100 by itself.",
+)  # fmt: skip
+def _rail_speed(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if not has_rdma(settings):
+        yield skipped(NO_RDMA)
+        return
+    for here in rdma_rails(fleet, settings):
+        if here.link is None or not here.link.carrier:
+            continue
+        if here.link.speed_mbit is None:
+            yield skipped(f"the speed of {here.title} cannot be read", here.node)
+        elif here.link.speed_mbit < SPEED_MBIT:
+            module = f" The module is {here.link.module}." if here.link.module else ""
+            yield here.found(
+                f"runs at {here.link.speed_mbit // 1000} Gb/s, expected {SPEED_MBIT // 1000}.{module}",
+                "Set the switch port to 200G without autonegotiation." if here.rail.peer is None
+                else f"Reseat or change the cable to {here.rail.peer}: it must be a 200G one.",
+            )  # fmt: skip
+
+
+@check(
+    "rail-pcie", kind=FABRIC, severity=Severity.WARNING, source="users F15, play PR#108",
+    what="The PCIe function behind every rail runs at Gen5 x4.",
+)  # fmt: skip
+def _rail_pcie(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if not has_rdma(settings):
+        yield skipped(NO_RDMA)
+        return
+    for here in rdma_rails(fleet, settings):
+        pcie = here.link.pcie if here.link else None
+        if pcie is None or pcie.speed_gts is None or pcie.width is None:
+            yield skipped(f"the PCIe link of {here.title} cannot be read", here.node)
+        elif pcie.speed_gts < PCIE_GTS or pcie.width < PCIE_WIDTH:
+            yield here.found(
+                f"({pcie.address}) runs at {pcie.speed_gts:g} GT/s x{pcie.width}, expected {PCIE_GTS:g} x{PCIE_WIDTH}.",
+                f"Shut {here.node} down and pull its power for a minute; a reboot does not train the link anew.",
+            )
+
+
+@check(
+    "rail-aer", kind=FABRIC, severity=Severity.WARNING, source="users F16, mia2x#146",
+    what="No PCIe error was counted behind a rail: recovery from a fatal one locks the machine up.",
+)  # fmt: skip
+def _rail_aer(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        pcie = here.link.pcie if here.link else None
+        if pcie is not None and (pcie.aer_fatal or pcie.aer_nonfatal):
+            yield here.found(
+                f"({pcie.address}) has counted {pcie.aer_fatal or 0} fatal and {pcie.aer_nonfatal or 0} non-fatal PCIe "
+                "errors since power-on.",
+                f"Drain the fleet and power-cycle {here.node}; if they come back, the adapter is failing.",
+            )
+
+
+@check(
+    "rail-errors", kind=FABRIC, severity=Severity.WARNING, source="users F15",
+    what="No rail counts damaged packets: a bad cable or module.",
+)  # fmt: skip
+def _rail_errors(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        counters = here.link.counters if here.link else {}
+        damaged = counters.get("rx_crc_errors", 0)
+        if damaged:
+            yield here.found(
+                f"has received {damaged} damaged packets.",
+                f"Reseat the cable{' to ' + here.rail.peer if here.rail.peer else ''}, then look whether it grows.",
+            )
+
+
+@check(
+    "twin-missing", kind=FABRIC, severity=Severity.WARNING, source="users F7, play connect-two, knap switchless-ring",
+    what="Both PCIe twins of a used port are rails: one alone carries half of what the cable can.",
+)  # fmt: skip
+def _twin_missing(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if not has_rdma(settings):
+        yield skipped(NO_RDMA)
+        return
+    for here in rdma_rails(fleet, settings):
+        if here.link is None:
+            continue
+        port = physical_port(here.link)
+        if port is None:
+            yield skipped(f"the driver does not say which port {here.title} belongs to", here.node)
+            continue
+        used = {rail.interface for rail in settings.fleet.nodes[here.node].rails.values()}
+        twins = {n for n, link in here.facts.links.items() if physical_port(link) == port and n != here.link.name}
+        if twins and not twins & used:
+            yield here.found(
+                f"is alone on its port: its twin {', '.join(sorted(twins))} is no rail, so the cable gives half.",
+                f"Add a rail for it on {here.node} and on its peer, in a subnet of its own.",
+            )
+
+
+@check(
+    "twin-peer", kind=FABRIC, severity=Severity.REFUSAL, source="users F7, F26, NVIDIA/NemoClaw#8520",
+    what="Rails on the twins of one port lead to the same node: there is one cable.",
+)  # fmt: skip
+def _twin_peer(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    ports: dict[tuple[str, tuple[str, str]], list[Here]] = defaultdict(list)
+    for here in seen_rails(fleet, settings):
+        port = physical_port(here.link) if here.link else None
+        if port is not None:
+            ports[here.node, port].append(here)
+    for (_, port), together in ports.items():
+        first = together[0]
+        for other in together[1:]:
+            if other.rail.peer != first.rail.peer:
+                yield other.found(
+                    f"and {first.title} are twins of one port ({port[1]}), but lead to {other.rail.peer} and "
+                    f"{first.rail.peer}.",
+                    "Correct interface or peer of one of them: both must lead to the node the cable goes to.",
+                )

@@ -1,0 +1,149 @@
+"""All facts of this node's fabric, each reader on its own: one that fails or hangs costs only its own facts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from ipaddress import IPv4Address
+from typing import Any, TypeVar
+
+from ..settings import Device, Settings, Topology, UnitBackend
+from .facts import Link, Nccl, NodeFacts
+from .firewall import Packet, read_firewall
+from .limits import limits_of_process, limits_of_unit
+from .links import read_links, read_neighbours, read_routes, with_ethtool, with_sysfs
+from .lossless import read_ecn, read_pfc
+from .nccl_library import mapped_libraries, planned_library, read_library
+from .rdma import read_rdma
+from .roots import Roots, Unreadable
+from .sysctls import read_sysctls
+
+READER_TIMEOUT_S = 5.0
+LIBRARY_TIMEOUT_S = 20.0
+"""A libnccl of 200 MB is hashed the first time it is seen."""
+
+T = TypeVar("T")
+
+
+async def read_facts(
+    settings: Settings, node: str, roots: Roots | None = None, rank_pids: Sequence[int] = ()
+) -> NodeFacts:
+    """Everything about this node's fabric. Never raises: what could not be read is in `unread` with the reason.
+
+    `rank_pids` are the processes of the running rank; without them limits are those its unit would get.
+    """
+    return await _Reading(settings, node, roots or Roots(), rank_pids).all()
+
+
+class _Reading:
+    def __init__(self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int]) -> None:
+        self._settings = settings
+        self._node = node
+        self._here = settings.fleet.nodes[node]
+        self._roots = roots
+        self._pids = rank_pids
+        self._rails = [rail.interface for rail in self._here.rails.values()]
+        self._unread: dict[str, str] = {}
+
+    async def all(self) -> NodeFacts:
+        links, routes, neighbours, sysctls, firewall, limits, nccl = await asyncio.gather(
+            self._read("links", self._links(), {}),
+            self._read("routes", read_routes(), ()),
+            self._read("neighbours", read_neighbours(), ()),
+            self._read("sysctls", asyncio.to_thread(read_sysctls, self._roots, self._interfaces()), None),
+            self._read("firewall", self._firewall(), None),
+            self._read("limits", self._limits(), None),
+            self._read("nccl", self._nccl(), None, LIBRARY_TIMEOUT_S),
+        )
+        mtus = {name: link.mtu for name, link in links.items()}
+        rdma = await self._read("rdma", asyncio.to_thread(read_rdma, self._roots, mtus), {})
+        found: dict[str, Any] = {
+            "links": links, "routes": routes, "neighbours": neighbours, "rdma": rdma, "firewall": firewall,
+            "limits": limits, "unread": dict(list(self._unread.items())[:64]),
+        }  # fmt: skip
+        if sysctls is not None:
+            found["sysctls"] = sysctls
+        if nccl is not None:
+            found["nccl"] = nccl
+        return NodeFacts(node=self._node, at_s=time.time(), **found)
+
+    async def _read(self, what: str, work: Awaitable[T], otherwise: Any, timeout_s: float = READER_TIMEOUT_S) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except Unreadable as error:
+            self._unread[what] = str(error)[:300]
+        except TimeoutError:
+            self._unread[what] = f"no answer within {timeout_s:g} s"
+        except Exception as error:
+            self._unread[what] = f"{type(error).__name__}: {error}"[:300]
+        return otherwise
+
+    def _interfaces(self) -> list[str]:
+        return [*self._rails, self._here.management_interface]
+
+    async def _links(self) -> dict[str, Link]:
+        links = await read_links()
+        links = await self._read("ethtool", with_ethtool(links, self._rails), links)
+        links = await asyncio.to_thread(lambda: {name: with_sysfs(link, self._roots) for name, link in links.items()})
+        if not any(rail.rdma_device for rail in self._here.rails.values()):
+            return links
+        for name in sorted(set(self._rails) & set(links)):
+            pfc = await self._read("pfc", read_pfc(name), None)
+            ecn = await asyncio.to_thread(read_ecn, self._roots, name)
+            links[name] = links[name].model_copy(update={"pfc_priorities": pfc, "ecn_priorities": ecn})
+        return links
+
+    async def _firewall(self) -> Any:
+        incoming, forwarded = packets(self._settings, self._node)
+        return await read_firewall(self._roots, incoming, forwarded)
+
+    async def _limits(self) -> Any:
+        if self._pids:
+            return limits_of_process(self._roots, self._pids[0], f"rank process {self._pids[0]}")
+        if self._settings.supervisor.units is UnitBackend.SYSTEMD:
+            return await limits_of_unit(f"dsv41-rank@{self._here.rank}")
+        return limits_of_process(self._roots, "self", "this supervisor, whose limits its ranks inherit")
+
+    async def _nccl(self) -> Nccl:
+        engine = self._settings.engine
+        if engine.device is not Device.CUDA:
+            raise Unreadable("engine.device is cpu: NCCL is not used")
+        preload = engine.environment.get("LD_PRELOAD", "")
+        chosen = engine.nccl.library
+        path = planned_library(
+            engine.python, str(self._settings.path(chosen, self._node)) if chosen is not None else None, preload
+        )
+        planned = await asyncio.to_thread(read_library, path)
+        mapped = []
+        for other in await asyncio.to_thread(mapped_libraries, self._roots, self._pids):
+            mapped.append(await asyncio.to_thread(read_library, other))
+        return Nccl(planned=planned, mapped=tuple(mapped))
+
+
+def packets(settings: Settings, node: str) -> tuple[list[Packet], list[Packet]]:
+    """The connections that peers open to this node, and those that cross it in a ring."""
+    fleet, here = settings.fleet, settings.fleet.nodes[node]
+    incoming = []
+    for name, other in fleet.nodes.items():
+        if name == node:
+            continue
+        for port in (here.supervisor_port, settings.engine.rendezvous.first_port, 0):
+            incoming.append(_packet(here.management_interface, other.management_address, port))
+        incoming += [
+            _packet(here.rails[rail_name].interface, rail.address.ip, 0)
+            for rail_name, rail in other.rails.items()
+            if rail_name in here.rails and rail.peer in (None, node)
+        ]
+    forwarded = []
+    if fleet.topology is Topology.RING:
+        rails = list(here.rails.values())
+        forwarded = [
+            Packet(one.interface, oif=other.interface) for one in rails for other in rails if one.peer != other.peer
+        ]
+    return incoming, forwarded
+
+
+def _packet(interface: str, source: IPv4Address, port: int) -> Packet:
+    return Packet(interface, source, port) if port else Packet(interface, source)
