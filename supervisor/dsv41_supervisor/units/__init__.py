@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from ..errors import Dsv41Error, Stage
+
 
 class UnitState(StrEnum):
     """Like systemd's ActiveState, reduced to what is decided on."""
@@ -30,6 +32,10 @@ class UnitStatus:
     exit_status: int | None = None
     """Exit status of the main process when it has ended; -N when signal N ended it."""
     members: tuple[int, ...] = ()
+    invocation: str | None = None
+    """Names one run of the unit for ever: another start has another one."""
+    active_since_s: float | None = None
+    """When it became active, on the machine's monotonic clock; None while it never was."""
 
 
 class Units(Protocol):
@@ -47,8 +53,18 @@ class Units(Protocol):
     async def tail(self, unit: str, n_lines: int) -> Sequence[str]:
         """Last lines that the unit's processes wrote."""
 
+    async def going_down(self) -> bool:
+        """Whether the machine is being shut down: a unit that is stopped then was not stopped by a person."""
+
     async def close(self, *, stop_all: bool) -> None:
         """Let go of the backend; with `stop_all` every unit is stopped first."""
 
 
 OnExit = Callable[[UnitStatus], Awaitable[None] | None]
+"""Hears that a unit's main process ended, once for each run. Others of the unit may still be on their way out."""
+
+
+def unknown_unit(unit: str) -> Dsv41Error:
+    return Dsv41Error(
+        f"{unit} is not a unit of this node.", stage=Stage.RANK, hint="A node runs dsv41-pack and its own rank alone."
+    )

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import Dsv41Error, Stage
 from ..journal import log
-from . import OnExit, UnitState, UnitStatus
+from . import OnExit, UnitState, UnitStatus, unknown_unit
 from .procfs import Proc, pid_is, processes, start_time
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -75,7 +75,10 @@ class ProcessUnits:
         running = self._units.get(unit)
         if running is not None and running.exit_status is None:
             return
-        definition = self._definitions(unit)
+        try:
+            definition = self._definitions(unit)
+        except KeyError:
+            raise unknown_unit(unit) from None
         try:
             definition.log_path.parent.mkdir(parents=True, exist_ok=True)
             if definition.log_path.exists() and definition.log_path.stat().st_size > LOG_BYTES:
@@ -149,11 +152,15 @@ class ProcessUnits:
         else:
             state = UnitState.FAILED
         main = running.pid if running.exit_status is None else None
-        return UnitStatus(unit, state, main, running.exit_status, members)
+        since_s = running.started / os.sysconf("SC_CLK_TCK")
+        return UnitStatus(unit, state, main, running.exit_status, members, f"{running.pid}-{running.started}", since_s)
 
     async def tail(self, unit: str, n_lines: int) -> Sequence[str]:
         path = self._definitions(unit).log_path
         return await asyncio.to_thread(_tail, path, n_lines)
+
+    async def going_down(self) -> bool:
+        return False
 
     async def close(self, *, stop_all: bool) -> None:
         if stop_all:

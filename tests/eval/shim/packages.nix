@@ -49,6 +49,7 @@ let
     "cython"
     "pydantic"
     "pyroute2"
+    "dbus-fast"
     "rich"
     "setuptools"
     "systemd-python"
