@@ -165,28 +165,6 @@ class Fleet(Model):
         apart = sorted(set(self.nodes) - set(walked))
         return [f"fleet.topology is ring, but {', '.join(apart)} are in another circle than {walked[0]}"] * bool(apart)
 
-    def _ring_problems(self) -> list[str]:
-        """A ring is one circle of four or more: every node has two peers, and going on leads through all of them."""
-        if len(self.nodes) < 4:
-            return [f"fleet.topology is ring, which has 4 nodes or more; fleet.nodes has {len(self.nodes)}"]
-        peers = {
-            name: {r.peer for r in node.rails.values() if r.peer in self.nodes} for name, node in self.nodes.items()
-        }
-        if not any(peers.values()):
-            return []
-        problems = [
-            f"fleet.topology is ring, but {name} has rails to {', '.join(sorted(found)) or 'nobody'}, not to two nodes"
-            for name, found in peers.items()
-            if len(found) != 2
-        ]
-        if problems:
-            return problems
-        walked = [next(iter(self.nodes))]
-        while (ahead := peers[walked[-1]] - set(walked[-2:])) and walked[0] not in ahead:
-            walked.append(min(ahead))
-        apart = sorted(set(self.nodes) - set(walked))
-        return [f"fleet.topology is ring, but {', '.join(apart)} are in another circle than {walked[0]}"] * bool(apart)
-
     @property
     def head(self) -> str:
         """Name of the node with rank 0."""
