@@ -58,7 +58,7 @@ class AdapterRun:
         return self.plan.rows
 
     def counters(self, *names: str) -> CounterPage:
-        return self._reporter.counters(names)
+        return self._reporter.counters(self.adapter.name, names)
 
     def engaged(self) -> None:
         """Note the first call; cheap to call again."""

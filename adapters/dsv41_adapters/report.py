@@ -1,6 +1,6 @@
 """What is armed in each process, and what it counted: written by the engine, compared by the supervisor.
 
-`armed-<role>-<pid>.json` is replaced as a whole. `counters-<role>-<pid>` is one page that the engine maps and
+`armed-<role>-<pid>.json` is replaced as a whole. `counters-<adapter>-<role>-<pid>` is one page that the engine maps and
 adds to; a reader may catch it between two counters, never inside one.
 """
 
@@ -72,8 +72,9 @@ class Reporter:
         staged.write_text(json.dumps({**self._head, "adapters": adapters}) + "\n")
         os.replace(staged, self._dir / f"armed-{stem}.json")
 
-    def counters(self, names: Sequence[str]) -> CounterPage:
-        page = self._dir / f"counters-{self._head['role']}-{self._head['pid']}"
+    def counters(self, adapter: str, names: Sequence[str]) -> CounterPage:
+        """A page of its own for each adapter: two of them count in one process."""
+        page = self._dir / f"counters-{adapter}-{self._head['role']}-{self._head['pid']}"
         return CounterPage(page, boot=str(self._head["boot"]), names=names)
 
 

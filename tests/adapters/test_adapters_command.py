@@ -74,7 +74,7 @@ def fleet(tmp_path: Path) -> Callable[..., Path]:
 
 def rows_at(settings: Path, node: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     status = dsv41("--settings", str(settings), "--node", node, "--json")
-    (row,) = json.loads(capsys.readouterr().out)
+    row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "engram_nvme")
     return status, row["state"], row["reason"]
 
 

@@ -60,20 +60,23 @@ def test_no_directory_is_no_report(tmp_path: Path) -> None:
     assert read_counters(tmp_path / "none", BOOT) == {}
 
 
-def test_counters_are_one_page_that_is_summed_over_processes(tmp_path: Path) -> None:
-    one = reporter(tmp_path).counters(["engram_lookups", "engram_rows_read"])
-    two = reporter(tmp_path, Role.OTHER).counters(["engram_lookups"])
-    reporter(tmp_path, Role.LAUNCHER, boot="another").counters(["engram_lookups"]).set("engram_lookups", 7)
+def test_counters_are_a_page_for_each_adapter_summed_over_processes(tmp_path: Path) -> None:
+    one = reporter(tmp_path).counters("engram_nvme", ["engram_lookups", "engram_rows_read"])
+    two = reporter(tmp_path, Role.OTHER).counters("engram_nvme", ["engram_lookups"])
+    beside = reporter(tmp_path).counters("loop_abort", ["loops_found"])
+    beside.set("loops_found", 1)
+    another = reporter(tmp_path, Role.LAUNCHER, boot="another")
+    another.counters("engram_nvme", ["engram_lookups"]).set("engram_lookups", 7)
     one.set("engram_lookups", 40)
     one.set("engram_rows_read", 1 << 40)
     two.set("engram_lookups", 2)
-    assert read_counters(tmp_path, BOOT) == {"engram_lookups": 42, "engram_rows_read": 1 << 40}
+    assert read_counters(tmp_path, BOOT) == {"engram_lookups": 42, "engram_rows_read": 1 << 40, "loops_found": 1}
     assert {path.stat().st_size for path in tmp_path.iterdir()} == {4096}
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4096, b"[]".ljust(4096), b'{"format":1,"names":[1]}'.ljust(4096)])
 def test_a_torn_counter_page_is_skipped(tmp_path: Path, content: bytes) -> None:
-    reporter(tmp_path).counters(["engram_lookups"]).set("engram_lookups", 3)
+    reporter(tmp_path).counters("engram_nvme", ["engram_lookups"]).set("engram_lookups", 3)
     (tmp_path / "counters-scheduler-1").write_bytes(content)
     assert read_counters(tmp_path, BOOT) == {"engram_lookups": 3}
 

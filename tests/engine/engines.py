@@ -284,6 +284,7 @@ def running(
     partition: str = "balanced",
     revision: str | None = None,
     with_plan: bool = True,
+    adapters: dict[str, Any] | None = None,
 ) -> Iterator[Engine]:
     """A fleet that is ready, and gone afterwards."""
     engine = Engine(world_size)
@@ -300,6 +301,7 @@ def running(
                     rows=rows,
                     partition=partition,
                     revision=revision,
+                    adapters=adapters,
                 )
             engine.ranks.append(
                 launch_rank(

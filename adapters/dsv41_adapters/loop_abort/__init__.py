@@ -1,0 +1,1 @@
+"""Stops a request that generates the same thing over and over."""
