@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -31,8 +30,9 @@ class Door:
     """Listens for an application; `busy` is what a request's handler runs in."""
 
     def __init__(self) -> None:
-        self._idle_since_s: WeakKeyDictionary[asyncio.BaseProtocol, float] = WeakKeyDictionary()
-        self._used: WeakKeyDictionary[asyncio.BaseProtocol, bool] = WeakKeyDictionary()
+        # aiohttp's protocols have slots and take no weak reference; `_sweep` lets go of those that have ended.
+        self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
+        self._used: set[asyncio.BaseProtocol] = set()
         self._busy: Counter[int] = Counter()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -76,7 +76,7 @@ class Door:
             if not self._busy[id(protocol)]:
                 del self._busy[id(protocol)]
             self._idle_since_s[protocol] = time.monotonic()
-            self._used[protocol] = True
+            self._used.add(protocol)
 
     def admit(self, transport: asyncio.Transport) -> asyncio.BaseProtocol | None:
         """The protocol that serves a new connection; None when there are too many."""
@@ -111,6 +111,9 @@ class Door:
             if self._runner is None or self._runner.server is None:
                 return
             now = time.monotonic()
+            living = set(self._runner.server.connections)
+            self._idle_since_s = {p: at_s for p, at_s in self._idle_since_s.items() if p in living}
+            self._used &= living
             for protocol in self._runner.server.connections:
                 transport = protocol.transport
                 if transport is None:
