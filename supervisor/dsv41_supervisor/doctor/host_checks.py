@@ -139,7 +139,7 @@ def _driver(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         driver = facts.gpu_driver
         if driver is None:
             if not _on_cuda(settings):
-                yield _no_gpu(node, "the GPU driver")
+                yield _no_gpu(node)
             elif "gpu_driver" not in facts.unread:
                 yield Found(node, "there is no NVIDIA driver (/proc/driver/nvidia), and engine.device is cuda.",
                             "Set hardware.nvidia.open = true in the node's configuration, then reboot.")  # fmt: skip
@@ -165,7 +165,7 @@ def _thermal(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for node, facts in fleet.items():
         if facts.gpu_driver is None:
             if not _on_cuda(settings):
-                yield _no_gpu(node, "GPU clocks")
+                yield _no_gpu(node)
             continue
         for gpu in facts.gpus or ():
             if gpu.thermal_slowdown:
@@ -185,8 +185,8 @@ def _gpu_users(fleet: Fleet, settings: Settings) -> Iterator[Found]:
             yield Found(node, f"{user.name} (pid {user.pid}) {user.why}.", f"Stop it on {node} before dsv41 up.")
 
 
-def _no_gpu(node: str, what: str) -> Found:
-    return Found(node, f"{what}: not applicable, engine.device is cpu.", "Nothing to do.", severity=Severity.SKIPPED)
+def _no_gpu(node: str) -> Found:
+    return Found(node, "not applicable: engine.device is cpu.", "Nothing to do.", severity=Severity.SKIPPED)
 
 
 def _number(value: float | None) -> str:
@@ -301,10 +301,14 @@ def _rows(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for node, facts in fleet.items():
         if facts.rows is None:
             continue
-        for why in facts.rows.to_pack:
+        if facts.rows.to_pack:
+            n_files = len(facts.rows.to_pack) + len(facts.rows.good)
             # `up` packs by itself; it takes ten minutes, so that nobody should learn of it then.
-            yield Found(node, f"{why}.", f"Run dsv41 pack on {node}; dsv41 up does it too and takes that much longer.",
-                        transient=True)  # fmt: skip
+            yield Found(
+                node, f"{len(facts.rows.to_pack)} of {n_files} files of packed rows are not good: "
+                f"{facts.rows.to_pack[0]}.",
+                f"Run dsv41 pack on {node} (dsv41 up does it too, and takes that much longer).", transient=True,
+            )  # fmt: skip
         for problem in facts.rows.problems:
             if facts.checkpoint is None or not facts.checkpoint.problems:
                 yield Found(node, problem, "Correct checkpoint.path; rows are packed from config.json's tables.")

@@ -14,7 +14,7 @@ from .fleet_facts import DeepFacts
 
 _SHOWN = (Severity.REFUSAL, Severity.WARNING, Severity.NOTE)
 _COLOURS = {Severity.REFUSAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
-LEAST_WIDTH = 100
+LEAST_WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ def show(report: Report, out: TextIO) -> None:
         console.print(f"No supervisor answered: {looked}.", markup=False)
     for node in report.worst_first:
         _show_node(console, report, node)
-    if report.of(None):
+    of_all = [finding for finding in report.of(None) if finding.severity in _SHOWN]
+    if of_all:
         console.print("\nthe fleet", style="bold")
-        _show_findings(console, report.of(None))
+        _show_findings(console, of_all)
     _show_deep(console, report)
     _show_skipped(console, report)
     n = {severity: sum(f.severity is severity for f in report.findings) for severity in _SHOWN}
@@ -156,15 +157,23 @@ def _show_deep(console: Any, report: Report) -> None:
 
 
 def _show_skipped(console: Any, report: Report) -> None:
-    groups: dict[str, list[str]] = {}
-    for finding in report.findings:
-        if finding.severity is Severity.SKIPPED:
-            groups.setdefault(f"{finding.check}: {finding.what}", []).append(finding.node or "")
+    """What was not looked at, by reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for what, found in _by_sentence(report.findings).items():
+        nodes = ", ".join(node for node in report.settings.fleet.in_rank_order if node in {f.node for f in found})
+        groups.setdefault((what, nodes), []).extend(dict.fromkeys(f.check for f in found))
     if groups:
         console.print("\nnot looked at", style="bold")
-    for what, nodes in groups.items():
-        on = ", ".join(dict.fromkeys(filter(None, nodes)))
-        console.print(f"  {what}{f' ({on})' if on else ''}", markup=False)
+    for (what, nodes), checks in groups.items():
+        console.print(f"  {', '.join(checks)}: {what}{f' ({nodes})' if nodes else ''}", markup=False)
+
+
+def _by_sentence(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.severity is Severity.SKIPPED:
+            groups.setdefault(finding.what, []).append(finding)
+    return groups
 
 
 def _counted(n: int, word: str) -> str:

@@ -31,7 +31,7 @@ class Echoed:
     problem: str | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EchoListener:
     """One listener on one address, for one connection that knows the token; closes by itself."""
 

@@ -64,11 +64,10 @@ class DeepServer:
     async def listen(self, test: str, rail: str, seconds: float) -> dict[str, Any]:
         """Open one end for at most `seconds`. Answers port and token, or `skipped` with the reason."""
         seconds = _bounded(seconds)
-        address = self._address(rail)
         if test == "tcp-echo":
-            return await self._listen_echo(address, seconds)
+            return await self._listen_echo(self._address(rail), seconds)
         if test == "rdma-write":
-            return await self._listen_rdma(rail, address, seconds)
+            return await self._listen_rdma(rail, self._address(rail), seconds)
         if test == "collective":
             return {"port": self._free_rendezvous_port()}
         raise ValueError(f"there is nothing to listen for in the test {test!r}")
