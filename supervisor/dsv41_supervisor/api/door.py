@@ -114,13 +114,17 @@ class Door:
             living = set(self._runner.server.connections)
             self._idle_since_s = {p: at_s for p, at_s in self._idle_since_s.items() if p in living}
             self._used &= living
-            for protocol in self._runner.server.connections:
+            living = set(self._runner.server.connections)
+            self._idle_since_s = {p: since for p, since in self._idle_since_s.items() if p in living}
+            self._used &= living
+            self._busy = Counter({p: n for p, n in self._busy.items() if p in living and n})
+            for protocol in living:
                 transport = protocol.transport
                 if transport is None:
                     continue
                 limit_s = IDLE_S if protocol in self._used else HEAD_S
                 idle_s = now - self._idle_since_s.get(protocol, now)
-                if id(protocol) not in self._busy and idle_s > limit_s:
+                if not self._busy[protocol] and idle_s > limit_s:
                     transport.abort()
             self._count()
 
