@@ -33,6 +33,8 @@ class Event(Enum):
     LEASE_EXPIRED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0009"
     MEMORY_FLOOR = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d000a"
     FLEET_ADOPTED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d000b"
+    STATE_SET_ASIDE = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0021"
+    PEER_REFUSED = "7b1f0c7c0f1a4a3a9f5f6c2f6a1d0022"
 
 
 @contextlib.contextmanager
@@ -49,7 +51,7 @@ def fields(**values: object) -> Iterator[None]:
 def event(kind: Event, sentence: str, level: int = logging.INFO, **values: object) -> None:
     """Log one declared event with its MESSAGE_ID."""
     with fields(**values):
-        log.log(level, sentence, extra={"MESSAGE_ID": kind.value})
+        log.log(level, sentence, extra={"MESSAGE_ID": kind.value, "DSV41_EVENT": kind.name})
 
 
 class _FieldFilter(logging.Filter):
@@ -70,6 +72,8 @@ class _TextFormatter(logging.Formatter):
             if getattr(record, f"DSV41_{key}", None) is not None
         )
         line = f"{at} {record.levelname.lower():7} {where + ': ' if where else ''}{record.getMessage()}"
+        # In the journal it is a field of its own.
+        line += f" [{record.DSV41_EVENT}]" if hasattr(record, "DSV41_EVENT") else ""
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 

@@ -24,6 +24,7 @@ from . import __version__
 from .atomic import read_json, write_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
+from .fabric.carrier import carrier
 from .fleet.lease import LeaseBook, StaleBoot
 from .guard.link import GuardLink, Message, kill_sentence
 from .journal import Event, event, fields, log
@@ -81,6 +82,8 @@ class NodeAgent:
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
         self._specs = discover()
+        self.engine_load: dict[str, float] | None = None
+        """Requests and tokens a second of the head's engine while it serves."""
         self._warnings: deque[str] = deque(maxlen=20)
         self._stop_lock = asyncio.Lock()
         self.guard = GuardLink(settings, node, units, self.guard_said)
@@ -285,6 +288,7 @@ class NodeAgent:
             "highest_generation": self.leases.highest_generation,
             "boot": boot.to_json() if boot else None,
             "lease_left_s": round(self.leases.left_s(now), 1),
+            "lease_age_s": round(self.settings.supervisor.lease_ttl_s - self.leases.left_s(now), 1) if boot else None,
             "prepare": {
                 "state": preparation.state,
                 "boot": preparation.boot_id,
@@ -309,6 +313,11 @@ class NodeAgent:
             "same": self.same_bits(),
             "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
             "notices": self.notices.to_json(),
+            "rails": {
+                name: {"interface": rail.interface, "state": carrier(rail.interface)}
+                for name, rail in self.settings.fleet.nodes[self.node].rails.items()
+            },
+            "engine": self.engine_load,
             "warnings": list(self._warnings),
             "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
         }

@@ -73,6 +73,13 @@ class Load:
     def moved(self, before: Load | None) -> bool:
         return before is not None and self.n_tokens != before.n_tokens
 
+    def over(self, before: Load | None) -> dict[str, float]:
+        """Requests now, and tokens a second since the look before."""
+        passed_s = self.at_s - before.at_s if before is not None else 0.0
+        n_tokens = self.n_tokens - before.n_tokens if before is not None else 0
+        rate = max(0.0, n_tokens / passed_s) if passed_s > 0 else 0.0
+        return {"n_running": self.n_running, "n_queued": self.n_queued, "tokens_per_s": round(rate, 2)}
+
 
 class Movement:
     """Requests running ⇒ tokens moved in the last `limit_s` seconds. Pure: times come with the loads."""

@@ -78,6 +78,8 @@ class RankWatch:
             rank = self._agent.rank
             if rank.state is RankState.WARMING:
                 await self._warm(rank)
+            elif rank.state not in (RankState.READY, RankState.DRAINING):
+                self._agent.engine_load = None
             elif rank.state is RankState.READY and self._agent.rank_number == 0:
                 if serving is None or served is not rank:
                     served, serving = rank, _Serving(self._agent)
@@ -122,6 +124,7 @@ class _Serving:
     """The head's engine while it serves: tokens that move, or a canary that comes back."""
 
     def __init__(self, agent: NodeAgent) -> None:
+        self._agent = agent
         self._probe = agent.probe
         self._supervisor = agent.settings.supervisor
         self._limit_s = agent.settings.engine.stall.serving_s
@@ -137,6 +140,7 @@ class _Serving:
         self._looked_at_s = now
         load = await self._probe.load()
         before, self._before = self._before, load
+        self._agent.engine_load = load.over(before) if load is not None else None
         still = self._movement.feed(load) if load is not None else None
         if still is not None:
             # The running count is refreshed only now and then (sglang 0.5.23): a token decides.
