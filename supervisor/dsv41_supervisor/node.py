@@ -7,12 +7,13 @@ once and its outcome is seen by watching. The rank's own process asks `admit` an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ PACK_UNIT = "dsv41-pack"
 PORT_FREE_S = 15.0
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
+TURNED_AWAY_S = 3.0
 N_LAST_LINES = 40
 
 
@@ -90,13 +92,20 @@ class NodeAgent:
         self.notices = Notices(node)
         self._watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
+        self.on_stopped_by_hand: Callable[[str], object] | None = None
+        """On the head: stopping rank 0's unit is an order to the fleet, as starting it is."""
+        self.started_by_order = False
+        """Whether the unit that runs was started here, and not by a person."""
+        self._turned_away: str | None = None
+        self._unit_ended = asyncio.Event()
         self._restore()
 
     # -- orders from the head --------------------------------------------------------------------------------------
 
     def prepare(self, boot: Boot) -> None:
         """Take the lease of a new boot and run stages 2–4. Raises StaleBoot; refused while a rank runs."""
-        if self.rank.state not in (RankState.ABSENT, *ENDED):
+        waiting = self.waiting
+        if self.rank.state not in (RankState.ABSENT, *ENDED) and not waiting:
             raise StaleBoot(f"rank {self.rank_number} still runs ({self.rank.state}); stop it first")
         self.leases = self.leases.grant(boot, time.monotonic(), self.settings.supervisor.lease_ttl_s)
         self._save()
@@ -104,6 +113,8 @@ class NodeAgent:
             self._preparing.cancel()
         self.rank, self._plan = RankRecord(), None
         self._admitted.clear()
+        if waiting:
+            self.move(RankEvent.STARTED)
         self._preparation = Preparation("running", boot.id)
         self._preparing = asyncio.get_running_loop().create_task(self._prepare())
         self.changes.bump()
@@ -121,28 +132,40 @@ class NodeAgent:
             raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self.rank.state}: {self.rank.reason}")
         await self.guard.require()
         self._plan = launch_plan(self.settings, self.node, boot)
+        self._turned_away = None
         self._admitted.set()
+        self.started_by_order = True
         await self.units.start(rank_unit(self.rank_number))
         await self._guard_rank(boot.id)
         if self.rank.state is RankState.ABSENT:
             self.move(RankEvent.STARTED)
 
-    async def stop_rank(self, why: str, grace_s: float) -> dict[str, Any]:
-        """Stop the rank and everything it started, by force after `grace_s`; says what is left. Ends the lease."""
+    async def stop_rank(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
+        """Stop the rank and everything it started, by force after `grace_s`; says what is left. Ends the lease.
+
+        A process that waits to be admitted runs no engine: with `keep_waiting` it goes on waiting, otherwise it is
+        told why it is not admitted, and ends by itself.
+        """
         async with self._stop_lock:
+            waiting = self.waiting
             if self._preparing is not None and not self._preparing.done():
                 self._preparing.cancel()
                 await self.units.stop(PACK_UNIT, 5)
                 self._preparation = Preparation("idle")
             self._plan = None
             self._admitted.clear()
-            if self.rank.state in (RankState.CHECKING, *RUNNING):
-                self.move(RankEvent.STOPPED, why)
-            left = await self.units.stop(rank_unit(self.rank_number), grace_s)
+            members: tuple[int, ...] = ()
+            if not (waiting and keep_waiting):
+                if self.rank.state in (RankState.CHECKING, *RUNNING):
+                    self.move(RankEvent.STOPPED, why)
+                if waiting:
+                    await self._turn_away(why)
+                members = (await self.units.stop(rank_unit(self.rank_number), grace_s)).members
+                self.started_by_order = False
             self.leases = self.leases.drop()
             self._save()
             self.changes.bump()
-            return {"members": list(left.members), "port_free": await self._port_becomes_free()}
+            return {"members": list(members), "port_free": await self._port_becomes_free()}
 
     def renew(self, boot_id: str) -> None:
         """The head still lives and means this boot. Raises StaleBoot."""
@@ -155,21 +178,41 @@ class NodeAgent:
 
     # -- the rank's own process ------------------------------------------------------------------------------------
 
-    async def admit(self, rank: int, wait_s: float) -> LaunchPlan | None:
-        """The plan for a rank that asks to start; None when it was not ordered within `wait_s`."""
+    @property
+    def waiting(self) -> bool:
+        """A rank's process waits to be admitted; there is no engine yet."""
+        return self.rank.state is RankState.CHECKING and not self._admitted.is_set()
+
+    async def knocked(self, rank: int) -> None:
+        """A rank's process asks to start. Raises Dsv41Error for a rank of another node."""
         if rank != self.rank_number:
             raise Dsv41Error(
                 f"rank {rank} asked {self.node}, which runs rank {self.rank_number}.", stage=Stage.RANK,
                 node=self.node, rank=rank, hint=f"Start dsv41-rank@{self.rank_number} on {self.node}.",
             )  # fmt: skip
+        if self.rank.state in ENDED:
+            # Whoever asks while a stop is under way is being stopped; only one that is there afterwards is a new one.
+            async with self._stop_lock:
+                status = await self.units.status(rank_unit(rank))
+            if status.state is not UnitState.ACTIVE or self.rank.state not in ENDED:
+                return
+            self.rank, self._turned_away = RankRecord(), None
         if self.rank.state is RankState.ABSENT:
             self.move(RankEvent.STARTED)
+
+    async def admit(self, wait_s: float) -> LaunchPlan | None:
+        """The plan for the rank that knocked; None when it was not ordered within `wait_s`."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._admitted.wait()
         except TimeoutError:
             return None
         plan = self._plan
+        if plan is None and self._turned_away is not None:
+            raise Dsv41Error(
+                f"not admitted: {self._turned_away}.", stage=Stage.RANK, node=self.node, rank=self.rank_number,
+                transient=True, hint="Run dsv41 status: it names the reasons.",
+            )  # fmt: skip
         if plan is not None and self.rank.state is RankState.CHECKING:
             now = time.monotonic()
             self.rank.progress_at_s = self.rank.reported_at_s = now
@@ -207,9 +250,24 @@ class NodeAgent:
         """A unit of this node ended; called by the unit backend."""
         if status.name != rank_unit(self.rank_number):
             return
-        state = self.rank.state
-        if state in (RankState.CHECKING, *RUNNING):
+        self._unit_ended.set()
+        if self.waiting and not self.started_by_order and status.exit_status == 0:
+            self._in_background(self.told_to_stop())
+        elif self.rank.state in (RankState.CHECKING, *RUNNING):
             self._ended("its process ended", status.exit_status)
+
+    async def told_to_stop(self) -> None:
+        """Somebody else than this supervisor stops the rank's unit: a person, or the machine that is shut down."""
+        if self.rank.state not in (RankState.CHECKING, *RUNNING):
+            return
+        if await self.units.going_down():
+            # Not a wish of anybody's: the fleet stays wanted, and comes back with the machine.
+            self.fail("this machine is being shut down")
+            return
+        sentence = f"systemctl stop {rank_unit(self.rank_number)}"
+        if self.on_stopped_by_hand is not None:
+            self.on_stopped_by_hand(sentence)
+        self.move(RankEvent.STOPPED, f"stopped by hand on {self.node} ({sentence})")
 
     # -- what watching finds -----------------------------------------------------------------------------------------
 
@@ -237,6 +295,15 @@ class NodeAgent:
         if self._preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))
+
+    async def _turn_away(self, why: str) -> None:
+        """Tell the waiting process why it is not admitted, and give it a moment to say so and end."""
+        self._unit_ended.clear()
+        self._turned_away = why
+        self._admitted.set()
+        self._admitted.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._unit_ended.wait(), TURNED_AWAY_S)
 
     async def _guard_rank(self, boot_id: str) -> None:
         """From its first second on: the guard kills this rank when memory runs out."""
@@ -437,7 +504,15 @@ class NodeAgent:
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._done_in_background)
+
+    def _done_in_background(self, task: asyncio.Task[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            if isinstance(failure, Dsv41Error):
+                self._warn(str(failure))
+            else:
+                log.error("background work of %s failed", self.node, exc_info=failure)
 
     async def _port_becomes_free(self) -> bool:
         """A process that was killed lets go of its port only when all its memory is given back."""
@@ -497,7 +572,11 @@ class NodeAgent:
         """A rank that outlived a restart of its supervisor is taken up where it was."""
         if self._restored_boot is None or self.leases.boot != self._restored_boot:
             return
-        status = await self.units.status(rank_unit(self.rank_number))
+        try:
+            status = await self.units.status(rank_unit(self.rank_number))
+        except Dsv41Error as error:
+            self._warn(f"it cannot be seen yet whether the rank of the boot before runs: {error}")
+            return
         boot, self._restored_boot = self._restored_boot, None
         if status.state is not UnitState.ACTIVE:
             return

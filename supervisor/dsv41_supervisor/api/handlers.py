@@ -237,7 +237,7 @@ class Api:
 
     async def node_stop(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, Stop)
-        return web.json_response(await self._agent.stop_rank(body.why, body.grace_s))
+        return web.json_response(await self._agent.stop_rank(body.why, body.grace_s, body.keep_waiting))
 
     async def node_drain(self, request: web.Request) -> web.StreamResponse:
         self._agent.drain()
@@ -248,15 +248,22 @@ class Api:
     async def rank_admit(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, Admit)
         rank = int(request.match_info["rank"])
-        if rank == 0 and self._controller is not None:
-            # `systemctl start dsv41-rank@0` on the head starts the fleet.
-            self._controller.up("dsv41-rank@0")
-        plan = await self._agent.admit(rank, min(body.wait_s, MAX_WAIT_S))
-        return web.json_response({"plan": plan.to_json() if plan is not None else None})
+        await self._agent.knocked(rank)
+        said = "waiting for the head's order"
+        if self._controller is not None:
+            if not self._agent.started_by_order:
+                # `systemctl start dsv41-rank@0` on the head starts the fleet.
+                self._controller.up("systemctl start dsv41-rank@0")
+            said = f"waiting to be admitted; the fleet is {self._controller.state}"
+        plan = await self._agent.admit(min(body.wait_s, MAX_WAIT_S))
+        return web.json_response({"plan": plan.to_json() if plan is not None else None, "status": said})
 
     async def rank_report(self, request: web.Request) -> web.StreamResponse:
         body = (await _body(request, Report)).model_dump(exclude_unset=True)
-        return web.json_response(self._agent.report(int(request.match_info["rank"]), body))
+        answer = self._agent.report(int(request.match_info["rank"]), body)
+        if body.get("stopping") and answer["go_on"]:
+            await self._agent.told_to_stop()
+        return web.json_response(answer)
 
     # -- dsv41 doctor --------------------------------------------------------------------------------------------
 

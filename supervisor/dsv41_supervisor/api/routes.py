@@ -66,6 +66,7 @@ class Stop(Asked):
     grace_s: Annotated[float, Field(ge=0, le=MAX_GRACE_S, allow_inf_nan=False)] = Field(
         description="Seconds from the polite request to the end by force."
     )
+    keep_waiting: bool = Field(default=False, description="Leave a process alone that waits to be admitted.")
 
 
 class Admit(Asked):
@@ -84,6 +85,7 @@ class Report(Asked):
     memory_line: Text | None = Field(default=None, description="The engine's own line about its memory.")
     last_lines: Annotated[list[Text], Field(max_length=200)] = Field(default=[], description="The engine's last lines.")
     lost: Text | None = Field(default=None, description="Why the rank cannot go on.")
+    stopping: bool = Field(default=False, description="The rank's process was told to stop, and not by us.")
     exit_status: Annotated[int, Field(ge=-256, le=256)] | None = Field(
         default=None, description="The engine's, when it ended."
     )

@@ -203,7 +203,8 @@ class FleetController:
         fleet = self.settings.fleet
         self._boot_began_s = time.monotonic()
         await self._all_heard()
-        await self._stop_all("a new boot begins", LOST_GRACE_S)
+        # A process that waits to be admitted is what asked for this boot (systemctl start dsv41-rank@0).
+        await self._stop_all("a new boot begins", LOST_GRACE_S, keep_waiting=True)
         boot = self._new_boot()
         event(Event.BOOT_STARTED, f"boot {boot.id} (generation {boot.generation}) starts", stage=Stage.RANK)
         self._record.note("checks")
@@ -420,7 +421,7 @@ class FleetController:
             raise Refused(refusals)
         return dict(zip(names, results, strict=True))
 
-    async def _stop_all(self, why: str, grace_s: float) -> None:
+    async def _stop_all(self, why: str, grace_s: float, *, keep_waiting: bool = False) -> None:
         """Stop every rank and look that it is gone. Raises Refused naming what is left."""
         for member in self.members.values():
             member.lease_boot = None
@@ -431,7 +432,7 @@ class FleetController:
             deadline = Deadline.after(WATCH_S + self.settings.supervisor.peer_timeout_s + 2, f"{member.name}")
             while True:
                 try:
-                    return await member.stop(why, grace_s)
+                    return await member.stop(why, grace_s, keep_waiting)
                 except PeerUnreachable as error:
                     if member.status is None or deadline.expired:
                         # Out of reach: its lease is not renewed any more, so its rank stops by itself, and no boot

@@ -41,8 +41,8 @@ class LocalMember:
     async def start(self, boot_id: str) -> None:
         await self._agent.start_rank(boot_id)
 
-    async def stop(self, why: str, grace_s: float) -> dict[str, Any]:
-        return await self._agent.stop_rank(why, grace_s)
+    async def stop(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
+        return await self._agent.stop_rank(why, grace_s, keep_waiting)
 
     async def drain(self) -> None:
         self._agent.drain()
@@ -91,8 +91,9 @@ class RemoteMember:
     async def start(self, boot_id: str) -> None:
         await self._orders.call("POST", "/node/start", {"boot": boot_id})
 
-    async def stop(self, why: str, grace_s: float) -> dict[str, Any]:
-        return await self._orders.call("POST", "/node/stop", {"why": why, "grace_s": grace_s}, timeout_s=grace_s + 40)
+    async def stop(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
+        body = {"why": why, "grace_s": grace_s, "keep_waiting": keep_waiting}
+        return await self._orders.call("POST", "/node/stop", body, timeout_s=grace_s + 40)
 
     async def drain(self) -> None:
         await self._orders.call("POST", "/node/drain", {})

@@ -32,6 +32,7 @@ from .plan import LaunchPlan
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 1.0
 ADMISSION_POLL_S = 20.0
+ADMISSION_SILENCE_S = 30.0
 TERMINATE_S = 8.0
 LOST_TERMINATE_S = 1.0
 """A rank that lost a process of its own, or its lease, has nothing to finish."""
@@ -64,10 +65,11 @@ async def run(settings: Settings, node: str, rank: int) -> int:
 
 
 async def _admission(supervisor: SupervisorClient, rank: int, stop: asyncio.Event) -> LaunchPlan | None:
-    """Wait to be admitted. None when told to stop first."""
+    """Wait to be admitted. None when told to stop first. Raises Refused with the reason when turned away."""
     log.info("rank %d asks to be admitted", rank)
+    notify("STATUS=asking to be admitted")
+    heard_at_s = time.monotonic()
     while not stop.is_set():
-        notify("STATUS=waiting to be admitted", "WATCHDOG=1")
         asking = asyncio.ensure_future(supervisor.call("POST", f"/rank/{rank}/admit", {"wait_s": ADMISSION_POLL_S},
                                                        timeout_s=ADMISSION_POLL_S + 5))  # fmt: skip
         stopping = asyncio.ensure_future(stop.wait())
@@ -78,7 +80,16 @@ async def _admission(supervisor: SupervisorClient, rank: int, stop: asyncio.Even
         if stop.is_set():
             asking.cancel()
             return None
-        answer = await asking
+        try:
+            answer = await asking
+        except PeerUnreachable:
+            # A supervisor may be restarted while a rank waits.
+            if time.monotonic() - heard_at_s > ADMISSION_SILENCE_S:
+                raise
+            await asyncio.sleep(0.5)
+            continue
+        heard_at_s = time.monotonic()
+        notify(f"STATUS={answer.get('status', 'waiting to be admitted')}")
         if answer.get("plan") is not None:
             return LaunchPlan.from_json(answer["plan"])
     return None
@@ -135,6 +146,8 @@ class _Running:
             if asked:
                 if beating.done():
                     log.warning("rank %d stops: %s", self._plan.rank, self._why)
+                else:
+                    await self._tell_stopping()
                 await self._end(engine, TERMINATE_S if self._stop.is_set() else LOST_TERMINATE_S)
             # What the engine wrote last matters most; but a child that holds the pipe must not hold us.
             with contextlib.suppress(TimeoutError):
@@ -251,6 +264,14 @@ class _Running:
         if not self._stop.is_set() and not self._why:
             self._why = f"the engine's {role} (process {pid}) died"
             self._news.set()
+
+    async def _tell_stopping(self) -> None:
+        """Before the engine goes: what somebody else than the supervisor stops is no loss to recover from."""
+        notify("STOPPING=1", "STATUS=stopping")
+        with contextlib.suppress(Dsv41Error):
+            await self._supervisor.call(
+                "POST", f"/rank/{self._plan.rank}/report", self._body() | {"stopping": True}, timeout_s=2
+            )
 
     async def _tell_exit(self, status: int) -> None:
         with contextlib.suppress(Dsv41Error):
