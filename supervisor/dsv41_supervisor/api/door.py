@@ -33,7 +33,7 @@ class Door:
         # aiohttp's protocols have slots and take no weak reference; `_sweep` lets go of those that have ended.
         self._idle_since_s: dict[asyncio.BaseProtocol, float] = {}
         self._used: set[asyncio.BaseProtocol] = set()
-        self._busy: Counter[int] = Counter()
+        self._busy: Counter[asyncio.BaseProtocol] = Counter()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -68,13 +68,13 @@ class Door:
     def busy(self, request: web.Request):  # type: ignore[no-untyped-def]
         """A whole request is being answered on this connection: it is not idle meanwhile."""
         protocol = request.protocol
-        self._busy[id(protocol)] += 1
+        self._busy[protocol] += 1
         try:
             yield
         finally:
-            self._busy[id(protocol)] -= 1
-            if not self._busy[id(protocol)]:
-                del self._busy[id(protocol)]
+            self._busy[protocol] -= 1
+            if not self._busy[protocol]:
+                del self._busy[protocol]
             self._idle_since_s[protocol] = time.monotonic()
             self._used.add(protocol)
 
@@ -111,9 +111,6 @@ class Door:
             if self._runner is None or self._runner.server is None:
                 return
             now = time.monotonic()
-            living = set(self._runner.server.connections)
-            self._idle_since_s = {p: at_s for p, at_s in self._idle_since_s.items() if p in living}
-            self._used &= living
             living = set(self._runner.server.connections)
             self._idle_since_s = {p: since for p, since in self._idle_since_s.items() if p in living}
             self._used &= living
