@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -16,11 +17,12 @@ from typing import Any
 
 from dsv41_adapters.report import read_reports
 from dsv41_supervisor.atomic import write_json
-from dsv41_supervisor.demo.fleet import DemoFleet
+from dsv41_supervisor.demo.fleet import Daemon, DemoFleet
 from dsv41_supervisor.demo.fleet_settings import choose_ports, demo_settings, ensure_keys
 from dsv41_supervisor.demo.network import Mode, Network, mode
 from dsv41_supervisor.errors import PeerUnreachable
 from dsv41_supervisor.fleet.peers import SupervisorClient
+from dsv41_supervisor.journal import Event
 from dsv41_supervisor.rank.plan import report_dir
 from dsv41_supervisor.settings import EngineKind, parse
 from dsv41_supervisor.smoke import Answer, ask, first_key
@@ -99,11 +101,92 @@ class FleetUnderTest:
         if role == "launcher":
             main = self.rank_process(rank)
             return min(p.pid for p in processes().values() if p.parent == main)
+        if self.settings.engine.kind is EngineKind.SCRIPTED:
+            # By its name, which it has from its start; it reports when it is ready.
+            launcher = self.engine_process(rank, "launcher")
+            children = [p.pid for p in processes().values() if p.parent == launcher]
+            found = [pid for pid in children if f"sglang::{role}"[:15] == _name(pid)]
+            assert len(found) == 1, (rank, role, found)
+            return found[0]
         document = report_dir(self.settings, self.settings.fleet.by_rank(rank)) / "plan.json"
         boot = json.loads(document.read_text())["boot"]
         found = [r.pid for r in read_reports(document.parent, boot) if r.role == role]
         assert len(found) == 1, (rank, role, found)
         return found[0]
+
+    def supervisor(self, node: str) -> Daemon:
+        """The supervisor's process of a node."""
+        return next(d for d in self.demo.daemons if d.node == node and d.name == "supervisor")
+
+    async def kill_supervisor(self, node: str) -> None:
+        """SIGKILL, and see it gone. Its ranks live on."""
+        daemon = self.supervisor(node)
+        kill(daemon.process.pid)
+        await daemon.process.wait()
+        self.demo.daemons.remove(daemon)
+
+    async def start_supervisor(self, node: str) -> None:
+        """As an init system does; what the one before it logged is kept."""
+        log = self.demo.state_root / node / "supervisor.log"
+        before = self.demo.state_root / node / "supervisor-before.log"
+        with before.open("ab") as file:
+            file.write(log.read_bytes())
+        await self.demo.start_daemon("supervisor", node)
+
+    def log(self, node: str) -> str:
+        """Everything the node's supervisors have logged."""
+        directory = self.demo.state_root / node
+        paths = [directory / "supervisor-before.log", directory / "supervisor.log"]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    async def said(self, node: str, sentence: str, event: Event | None = None, timeout_s: float = 20) -> str:
+        """The line in which a node's supervisor says `sentence` (a regular expression), as the declared event."""
+        suffix = rf".*\[{event.name}\]$" if event is not None else ""
+        pattern = re.compile(rf"^.*(?:{sentence}){suffix}", re.M)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = pattern.search(self.log(node))
+            if found is not None:
+                return found[0]
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{node} did not say {pattern.pattern!r}; its log ends:\n{self.log(node)[-4000:]}")
+            await asyncio.sleep(0.05)
+
+    async def dsv41(self, *arguments: str, timeout_s: float = 90) -> tuple[int, str]:
+        """Run the command as a person does: exit status, and both outputs together."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dsv41_supervisor", *arguments, "--settings", str(self.demo.settings_path),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        text, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        return process.returncode or 0, text.decode()
+
+    async def node_status(self, node: str) -> dict[str, Any]:
+        """One node's status by its own supervisor, whatever the head thinks; with what it measures."""
+        async with SupervisorClient(self.settings, node) as client:
+            status = (await client.call("GET", "/status", timeout_s=15))["nodes"][node]
+            return status | {"measured": await client.call("GET", "/node/measure", timeout_s=15)}
+
+    async def until_node(
+        self, node: str, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30
+    ) -> dict[str, Any]:
+        """As `until`, asked of one node."""
+        deadline = time.monotonic() + timeout_s
+        last: object = None
+        while time.monotonic() < deadline:
+            try:
+                status = await self.node_status(node)
+                if condition(status):
+                    return status
+                last = status["rank"], status["measured"]
+            except PeerUnreachable as error:
+                last = error
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not seen on {node} after {timeout_s} s: {what}. Last: {last}")
+
+    def audit(self) -> str:
+        """The head's audit log."""
+        return (self.settings.state_dir(self.settings.fleet.head) / "audit.log").read_text()
 
     async def chat(self, max_tokens: int = 8, show: Callable[[str], None] = lambda text: None) -> Answer:
         key = first_key(Path(self.settings.gateway.keys_file))
@@ -112,6 +195,13 @@ class FleetUnderTest:
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid, number)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _argv(pid: int) -> list[str]:

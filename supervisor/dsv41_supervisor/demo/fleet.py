@@ -127,7 +127,7 @@ class DemoFleet:
         for daemon in self.daemons:
             self._check_alive(daemon)
         try:
-            await client.call("GET", "/liveness", timeout_s=2)
+            await client.call("GET", "/node/measure", timeout_s=2)
         except PeerUnreachable:
             return False
         return True
