@@ -22,7 +22,7 @@ from dsv41_adapters.registry import discover
 from dsv41_adapters.report import read_counters, read_reports
 
 from . import __version__
-from .atomic import read_json, write_json
+from .atomic import read_json, read_state, set_aside, write_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.carrier import carrier
@@ -48,6 +48,7 @@ FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TURNED_AWAY_S = 3.0
 N_LAST_LINES = 40
+STATE_FORMAT = 1
 
 
 def rank_unit(rank: int) -> str:
@@ -76,6 +77,7 @@ class NodeAgent:
         self.changes = Changes()
         self.units = units
         self._state_path = settings.state_dir(node) / "node.json"
+        self._ours = {"format": STATE_FORMAT, "fleet": settings.fleet.name, "node": node}
         self.leases = LeaseBook()
         self._preparation = Preparation()
         self._preparing: asyncio.Task[None] | None = None
@@ -537,6 +539,7 @@ class NodeAgent:
             write_json(
                 self._state_path,
                 {
+                    **self._ours,
                     "highest_generation": self.leases.highest_generation,
                     "boot": boot.to_json() if boot else None,
                     "rank_state": str(self.rank.state),
@@ -552,14 +555,14 @@ class NodeAgent:
 
     def _restore(self) -> None:
         """What the supervisor before us knew; a rank that still runs under a remembered boot may be adopted."""
-        raw = read_json(self._state_path)
+        raw = read_state(self._state_path, **self._ours)
         if raw is None:
             return
         try:
             boot = Boot.from_json(raw["boot"]) if raw.get("boot") else None
             generation = int(raw["highest_generation"])
-        except (KeyError, TypeError, ValueError):
-            log.warning("%s has another shape; starting without it", self._state_path)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            set_aside(self._state_path, "has another shape")
             return
         ttl = self.settings.supervisor.lease_ttl_s
         expires = time.monotonic() + ttl if boot else 0.0

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_json, write_json
+from ..atomic import read_state, set_aside, write_json
 from ..journal import log
 from ..rank.plan import Boot
 
+STATE_FORMAT = 1
 N_TIMELINE = 200
 FIRST_BOOT_GUESS_S = 60.0
 """Guess; used for Retry-After until a boot was measured."""
@@ -33,7 +34,7 @@ class FleetRecord:
     def load(cls, directory: Path) -> FleetRecord:
         """The record in a directory; a new one when there is none, or none that can be read."""
         record = cls(directory)
-        raw = read_json(record._path)
+        raw = read_state(record._path, format=STATE_FORMAT)
         if raw is None:
             return record
         try:
@@ -45,8 +46,8 @@ class FleetRecord:
                 recoveries=[float(t) for t in raw.get("recoveries", ())],
                 last_boot_s=float(raw.get("last_boot_s", FIRST_BOOT_GUESS_S)),
             )
-        except (KeyError, TypeError, ValueError):
-            log.warning("%s has another shape; starting without it", record._path)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            set_aside(record._path, "has another shape")
             return record
 
     def save(self) -> None:
@@ -55,6 +56,7 @@ class FleetRecord:
             write_json(
                 self._path,
                 {
+                    "format": STATE_FORMAT,
                     "wanted": "up" if self.wanted_up else "down",
                     "generation": self.generation,
                     "boot": self.boot.to_json() if self.boot else None,

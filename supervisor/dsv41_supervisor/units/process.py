@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..atomic import read_json, set_aside
 from ..errors import Dsv41Error, Stage
 from ..journal import log
 from . import OnExit, UnitState, UnitStatus, unknown_unit
@@ -250,11 +251,11 @@ class ProcessUnits:
         for path in self._record_dir.glob("unit-*.json"):
             unit = path.name.removeprefix("unit-").removesuffix(".json")
             try:
-                raw = json.loads(path.read_text())
+                if (raw := read_json(path)) is None:
+                    continue
                 pid, started = int(raw["pid"]), int(raw["started"])
-            except (OSError, ValueError, KeyError, TypeError):
-                log.warning("dropping the unreadable record %s", path)
-                path.unlink(missing_ok=True)
+            except (ValueError, KeyError, TypeError):
+                set_aside(path, "has another shape")
                 continue
             if start_time(pid) != started:
                 path.unlink(missing_ok=True)
