@@ -26,7 +26,7 @@ from dsv41_supervisor.journal import Event
 from dsv41_supervisor.rank.plan import report_dir
 from dsv41_supervisor.settings import EngineKind, parse
 from dsv41_supervisor.smoke import Answer, ask, first_key
-from dsv41_supervisor.units.procfs import processes
+from dsv41_supervisor.units.procfs import processes, read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -195,6 +195,14 @@ class FleetUnderTest:
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid, number)
+
+
+async def gone(pid: int, timeout_s: float = 40) -> None:
+    """Wait until a process does not run any more."""
+    deadline = time.monotonic() + timeout_s
+    while (found := read(pid)) is not None and not found.dead:
+        assert time.monotonic() < deadline, f"process {pid} still runs after {timeout_s} s"
+        await asyncio.sleep(0.05)
 
 
 def _name(pid: int) -> str:
