@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
 import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -225,3 +227,70 @@ def test_rows_and_contiguous_shards_equal_the_engines(image):
             for rank, (low, high) in enumerate(ranges):
                 spans = owned_spans(geometry.head_sizes, rank, int(world_size), Partition.CONTIGUOUS)
                 assert (spans[0].start, spans[-1].stop) == (low, high)
+
+
+# b12x without its GPU side: the packages above two of its files are empty, and torch is the one call they make of it.
+B12X = """
+import importlib, json, sys, types
+asked = json.load(sys.stdin)
+for name in ("b12x", "b12x.sequence", "b12x.sequence.engram", "b12x.sequence.ple_hash"):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [asked["where"] + "/" + name.replace(".", "/")]
+class Rows(list):
+    def reshape(self, *shape):
+        return self
+sys.modules["torch"] = torch = types.ModuleType("torch")
+torch.Tensor, torch.int64, torch.tensor = Rows, None, lambda rows, dtype: Rows(rows)
+geometry = importlib.import_module("b12x.sequence.engram.geometry").build_geometry(
+    layer_ids=(1, 14), base_table_size=16_000_000, compressed_vocab_size=99_092)
+hash_reference = importlib.import_module("b12x.sequence.engram.reference").hash_reference
+rows = {layer: hash_reference(asked["tokens"], asked["mask"], asked["starts"], range(len(asked["history"])),
+                              asked["history"], asked["map"], geometry, layer) for layer in (1, 14)}
+print(json.dumps([geometry.primes, geometry.offsets, geometry.multipliers, geometry.num_embeddings, rows]))
+"""
+
+
+def b12x_place() -> str | None:
+    """A directory or wheel that holds b12x. It needs torch and CUDA to import, so it is never installed beside us."""
+    asked = os.environ.get("DSV41_B12X")
+    if asked:
+        return asked
+    found = importlib.util.find_spec("b12x")
+    return str(Path(found.origin).parents[1]) if found and found.origin else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    b12x_place() is None,
+    reason="needs b12x: pip download --no-deps b12x==1.5.1, and DSV41_B12X=the wheel",
+)
+def test_geometry_and_rows_equal_those_of_b12x(hasher):
+    """Sequences that begin, sequences that go on (a history of three), images in both, ids of every size."""
+    pytest.importorskip("numpy", reason="b12x draws its multipliers with numpy")
+    rng = random.Random(12)
+    edge = [0, 1, 2, 129_279, TOKEN_MAP.index(99_091), TOKEN_MAP.index(0), IMAGE, IMAGE]
+    sequences = []
+    for n in [1, 2, 3, 4, 5, *(rng.randrange(1, 40) for _ in range(120))]:
+        draw = [rng.choice([rng.randrange(129_280), rng.choice(edge)]) for _ in range(n + 3)]
+        sequences.append((draw[:3] if rng.random() < 0.5 else [], draw[3:]))
+    flat = [t for _, tokens in sequences for t in tokens]
+    starts = [0]
+    for _, tokens in sequences:
+        starts.append(starts[-1] + len(tokens))
+    asked = {
+        "where": b12x_place(), "tokens": flat, "mask": [t != IMAGE for t in flat], "starts": starts,
+        "map": TOKEN_MAP.tolist(),
+        "history": [[-1 if t == IMAGE else TOKEN_MAP[t] for t in before] or [-1] * 3 for before, _ in sequences],
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", B12X], input=json.dumps(asked), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    primes, offsets, multipliers, n_rows, rows = json.loads(done.stdout)
+    for i, geometry in enumerate(engram_geometry(RELEASED)):
+        assert tuple(primes[i]) == tuple(geometry.head_sizes)
+        assert offsets[i] == [sum(geometry.head_sizes[:h]) for h in range(24)]
+        assert n_rows[i] == geometry.n_rows
+        assert tuple(multipliers[i]) == MULTIPLIERS[geometry.layer]
+        ours = [row for before, tokens in sequences for row in rows_of(hasher, geometry.layer, tokens, before)]
+        assert ours == rows[str(geometry.layer)]
