@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from .api import Api
 from .demo.keeper import MARK
 from .doctor.deep.probe import PROBE_UNIT
 from .errors import Dsv41Error, Exit, Stage
 from .fleet.controller import FleetController
+from .fleet.desk import Desk, Itself
 from .fleet.peers import read_fleet_key
 from .guard.link import GUARD_UNIT, guard_argv
 from .journal import log
@@ -42,7 +44,8 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
     agent = NodeAgent(settings, node, units)
     units_listen(units, agent)
     controller = FleetController(settings, agent, key) if node == settings.fleet.head else None
-    api = Api(settings, agent, controller, key)
+    desk = controller.desk if controller is not None else own_desk(settings, agent)
+    api = Api(settings, agent, controller, key, desk)
     here = settings.fleet.nodes[node]
     try:
         await api.door.open(api.application(), str(here.management_address), here.supervisor_port)
@@ -60,6 +63,8 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
     work = [asyncio.create_task(agent.run())]
     if controller is not None:
         work.append(asyncio.create_task(controller.run()))
+    else:
+        work.append(asyncio.create_task(desk.run(pick_up=False)))
     work.append(asyncio.create_task(stop.wait()))
     notify("READY=1", f"STATUS=node {node}, rank {here.rank}")
     log.info("supervisor of %s listens on %s:%d", node, here.management_address, here.supervisor_port)
@@ -84,6 +89,18 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
         # are units of their own and live on.
         await units.close(stop_all=True)
         await api.door.close()
+
+
+def own_desk(settings: Settings, agent: NodeAgent) -> Desk:
+    """A worker's: it keeps what only it saw, and tells people when the head cannot."""
+
+    def about() -> dict[str, Any]:
+        boot = agent.leases.boot
+        return {"boot": boot.to_json() if boot else None}
+
+    desk = Desk(settings, agent.node, {agent.node: Itself(agent)}, about)
+    agent.head_is_silent = lambda sentence: desk.tell("head-silent", sentence, node=agent.node, incident=True)
+    return desk
 
 
 def units_listen(units: ProcessUnits, agent: NodeAgent) -> None:

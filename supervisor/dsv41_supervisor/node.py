@@ -28,6 +28,7 @@ from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.carrier import carrier
 from .fleet.lease import LeaseBook, StaleBoot
 from .guard.link import GuardLink, Message, kill_sentence
+from .incident.rails import RailHistory
 from .journal import Event, event, fields, log
 from .notices import Notices
 from .pack import PROGRESS
@@ -92,6 +93,9 @@ class NodeAgent:
         self._stop_lock = asyncio.Lock()
         self.guard = GuardLink(settings, node, units, self.guard_said)
         self.notices = Notices(node)
+        self.rails = RailHistory(settings.fleet.nodes[node].rails)
+        self.head_is_silent: Callable[[str], None] | None = None
+        """Told by a worker that lost its head; nobody else can."""
         self._watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self.on_stopped_by_hand: Callable[[str], object] | None = None
@@ -277,6 +281,7 @@ class NodeAgent:
         """Watch the rank until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.guard.run())
+            group.create_task(self.rails.run())
             group.create_task(self._watch.run())
 
     async def close(self) -> None:
@@ -294,6 +299,8 @@ class NodeAgent:
         event(Event.LEASE_EXPIRED, sentence, logging.WARNING, stage=Stage.RANK)
         if self.rank.state not in (RankState.ABSENT, *ENDED):
             self.fail("the head has not renewed the lease")
+            if self.head_is_silent is not None:
+                self.head_is_silent(f"{self.node}: the head is silent; rank {self.rank_number} was stopped: {sentence}")
         if self._preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))

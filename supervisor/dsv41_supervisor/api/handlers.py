@@ -15,8 +15,11 @@ from pydantic import ValidationError
 from ..doctor.service import DoctorService
 from ..errors import Dsv41Error, Refusal, Stage
 from ..fleet.controller import FleetController
+from ..fleet.desk import Desk
 from ..fleet.lease import StaleBoot
 from ..fleet.peers import FLEET_HEADER
+from ..incident import bundle
+from ..incident.evidence import collect
 from ..journal import log
 from ..node import PACK_UNIT, NodeAgent, rank_unit
 from ..rank.plan import Boot
@@ -34,6 +37,7 @@ from .routes import (
     Listen,
     LogLines,
     Order,
+    Part,
     Poll,
     Prepare,
     Program,
@@ -75,7 +79,11 @@ class Malformed(ValueError):
 class Api:
     """Answers every route of the table, and nothing else."""
 
-    def __init__(self, settings: Settings, agent: NodeAgent, controller: FleetController | None, key: str) -> None:
+    def __init__(
+        self, settings: Settings, agent: NodeAgent, controller: FleetController | None, key: str,
+        desk: Desk | None = None,
+    ) -> None:  # fmt: skip
+        self._desk = desk
         self._settings = settings
         self._agent = agent
         self._controller = controller
@@ -215,6 +223,38 @@ class Api:
     async def node_measure(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(await self._agent.measure())
 
+    async def node_evidence(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(await collect(self._agent))
+
+    async def incidents_make(self, request: web.Request) -> web.StreamResponse:
+        asked, desk = await _body(request, Order), self._incidents()
+        try:
+            name = await desk.make("asked-for", f"asked for by {asked.by}")
+        except OSError as error:
+            raise Dsv41Error(
+                f"{error}.", stage=Stage.RANK, node=self._agent.node, transient=True,
+                hint=f"Free some space in {desk.directory}, then try again.",
+            ) from None  # fmt: skip
+        return web.json_response({"name": name, "path": str(desk.directory / f"{name}.tar.gz")}, status=201)
+
+    async def incidents(self, request: web.Request) -> web.StreamResponse:
+        desk = self._incidents()
+        kept = await asyncio.to_thread(bundle.entries, desk.directory)
+        said = [{"name": e.name, "bytes": e.bytes, "at": e.at} for e in kept]
+        return web.json_response({"directory": str(desk.directory), "incidents": said})
+
+    async def incident(self, request: web.Request) -> web.StreamResponse:
+        asked, name, desk = _query(request, Part), request.match_info["name"], self._incidents()
+        try:
+            if asked.part is None:
+                parts = await asyncio.to_thread(bundle.listing, desk.directory, name)
+                path = str(desk.directory / f"{name}.tar.gz")
+                return web.json_response({"name": name, "path": path, "parts": parts})
+            text = await asyncio.to_thread(bundle.read, desk.directory, name, asked.part)
+        except (FileNotFoundError, KeyError, ValueError):
+            return _error(404, f"there is no bundle {name}" + (f" with a part {asked.part}" if asked.part else ""))
+        return web.json_response({"name": name, "part": asked.part, "text": text})
+
     async def node_logs(self, request: web.Request) -> web.StreamResponse:
         asked = _query(request, LogLines)
         unit = rank_unit(self._agent.rank_number) if asked.unit == "rank" else PACK_UNIT
@@ -286,6 +326,11 @@ class Api:
         body = await _body(request, Program)
         done = await self._doctor.deep.run_program(body.test, body.port, body.seconds)
         return web.json_response(done.model_dump(mode="json"))
+
+    def _incidents(self) -> Desk:
+        if self._desk is None:
+            raise ValueError("this supervisor keeps no incidents")
+        return self._desk
 
     def _head(self) -> FleetController:
         if self._controller is None:

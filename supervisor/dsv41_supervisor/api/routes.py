@@ -73,6 +73,12 @@ class Admit(Asked):
     wait_s: Wait = Field(default=0, description=f"Longest wait for the head's order; at most {MAX_WAIT_S:g} s.")
 
 
+class Part(Asked):
+    part: Annotated[str, StringConstraints(max_length=200)] | None = Field(
+        default=None, description="Name of a part; null lists them."
+    )
+
+
 class Report(Asked):
     """What `dsv41 rank N` says each second."""
 
@@ -166,6 +172,12 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/node/watch", "Long poll of this node's status; renews the lease of the boot named.", "node_watch",
           query=Watch),
     Route("GET", "/node/measure", "Memory and counters of this node's rank.", "node_measure"),
+    Route("GET", "/node/evidence", "What this node has to say about an incident, without secrets.", "node_evidence"),
+    Route("POST", "/incidents", "Keep a bundle of how things stand; answers when it is written.", "incidents_make",
+          body=Order, success=201),
+    Route("GET", "/incidents", "Bundles kept by this supervisor: the head's are the fleet's.", "incidents"),
+    Route("GET", "/incidents/{name}", "One bundle: its parts, or the text of one.", "incident", query=Part,
+          also=(404,)),
     Route("GET", "/node/logs", "Last lines of a unit of this node.", "node_logs", query=LogLines),
     Route("POST", "/node/prepare", "Take the lease of a new boot and run stages 2-4.", "node_prepare",
           body=Prepare, success=202),

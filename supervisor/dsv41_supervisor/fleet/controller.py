@@ -23,7 +23,7 @@ from ..journal import Event, event, log
 from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
-from .alerts import alert
+from .desk import Desk
 from .judge import Seen
 from .members import WATCH_S, LocalMember, Member, RemoteMember
 from .record import FleetRecord
@@ -68,6 +68,7 @@ class FleetController:
         self._record = FleetRecord.load(settings.state_dir(agent.node))
         self._order = asyncio.Event()
         self._boot_began_s = 0.0
+        self.desk = Desk(settings, agent.node, self.members, self._about)
 
     # -- what others ask ---------------------------------------------------------------------------------------------
 
@@ -139,6 +140,7 @@ class FleetController:
             "recoveries": len(self._record.recoveries),
             "readiness": self.readiness(),
             "timeline": self._record.timeline[-60:],
+            "desk": self.desk.status(),
             "nodes": {
                 name: (member.status or {"node": name, "unreachable_s": round(member.silent_s, 1)}) | {"measured": m}
                 for (name, member), m in zip(self.members.items(), figures, strict=True)
@@ -152,7 +154,18 @@ class FleetController:
         async with asyncio.TaskGroup() as group:
             for member in self.members.values():
                 group.create_task(member.watch())
+            group.create_task(self.desk.run(pick_up=True))
             group.create_task(self._drive())
+
+    def _about(self) -> dict[str, Any]:
+        """What a bundle says about the fleet."""
+        record = self._record
+        return {
+            "boot": record.boot.to_json() if record.boot else None,
+            "state": str(self.state), "reason": self.reason, "refusals": [r.to_json() for r in self.refusals],
+            "wanted": "up" if record.wanted_up else "down", "recoveries": list(record.recoveries),
+            "last_boot_s": record.last_boot_s, "timeline": list(record.timeline),
+        }  # fmt: skip
 
     async def close(self) -> None:
         for member in self.members.values():
@@ -198,6 +211,8 @@ class FleetController:
             f"boot {self._record.boot.id} serves after {self._record.last_boot_s:.1f} s",
             stage=Stage.ENGINE,
         )
+        if recovering:
+            self.desk.tell("recovered", f"boot {self._record.boot.id} serves again")
 
     async def _boot_in_order(self) -> None:
         fleet = self.settings.fleet
@@ -237,6 +252,7 @@ class FleetController:
         self._record.note(f"lost: {lost}")
         event(Event.RANK_LOST, lost, logging.ERROR, stage=Stage.ENGINE)
         self._set_state(FleetState.RECOVERING, lost)
+        self.desk.tell("lost", lost, incident=True)
         await self._recover(lost)
 
     async def _recover(self, why: str) -> None:
@@ -269,7 +285,7 @@ class FleetController:
     async def _give_up(self, sentence: str) -> None:
         """Stay down, tell a person, and write down why."""
         event(Event.RECOVERY_GIVEN_UP, sentence, logging.ERROR, stage=Stage.RANK)
-        await alert(self.settings.alerts.command, f"{self.settings.fleet.name}: {sentence}")
+        self.desk.tell("gave-up", sentence, incident=True)
         self._record.decide(sentence)
         self._set_state(FleetState.FAILED, sentence)
 
@@ -278,6 +294,7 @@ class FleetController:
         why = str(error)
         self._record.note(f"boot failed: {why.splitlines()[0]}")
         log.error("the boot failed:\n%s", why)
+        self.desk.tell("boot-failed", why, incident=True)
         try:
             await self._stop_all("the boot failed", LOST_GRACE_S)
         except Dsv41Error as left:
@@ -287,8 +304,6 @@ class FleetController:
             return
         # A boot that never worked is not tried again as if it had: the same thing would happen.
         self._record.decide(f"the boot failed and is not tried again: {why}")
-        if recovering:
-            await alert(self.settings.alerts.command, f"{self.settings.fleet.name}: {why}")
         self._record.wanted_up = False
         self._record.save()
         self._set_state(FleetState.FAILED, why)

@@ -8,12 +8,14 @@ from typing import Any
 
 from ..changes import Changes
 from ..errors import Dsv41Error, PeerUnreachable
+from ..incident.evidence import collect
 from ..journal import log
 from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
 from .peers import SupervisorClient
 
+EVIDENCE_S = 15.0
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
 
@@ -52,6 +54,9 @@ class LocalMember:
 
     async def tail(self, unit: str, n_lines: int) -> list[str]:
         return await self._agent.tail(unit, n_lines)
+
+    async def evidence(self) -> dict[str, Any]:
+        return await collect(self._agent)
 
     async def watch(self) -> None:
         seen = 0
@@ -104,6 +109,9 @@ class RemoteMember:
     async def tail(self, unit: str, n_lines: int) -> list[str]:
         answer = await self._orders.call("GET", f"/node/logs?unit={unit}&lines={n_lines}")
         return [str(line) for line in answer["lines"]]
+
+    async def evidence(self) -> dict[str, Any]:
+        return await self._orders.call("GET", "/node/evidence", timeout_s=EVIDENCE_S)
 
     async def close(self) -> None:
         await self._orders.close()
