@@ -72,10 +72,13 @@ def set_aside(path: Path, why: str) -> None:
 def _bytes(path: Path) -> bytes:
     # Not blocking: a pipe in the place of a file would be waited for without an end.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("not a file")
         if found.st_size > MAX_BYTES:
             raise ValueError(f"{found.st_size} bytes, expected {MAX_BYTES} at most")
-        return file.read(MAX_BYTES + 1)
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(fd)

@@ -385,6 +385,7 @@ class NodeAgent:
                 "last_lines": list(rank.last_lines),
                 "max_total_tokens": rank.max_total_tokens,
                 "sentence": self.rank.sentence,
+                "taken_up": self.taking_up,
             },
             "same": self.same_bits(),
             "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
@@ -578,6 +579,13 @@ class NodeAgent:
 
     _restored_boot: Boot | None = None
 
+    @property
+    def taking_up(self) -> bool:
+        """A rank of the supervisor before is, or is about to be, looked at: neither lost nor known to be ready yet."""
+        if self._restored_boot is not None:
+            return self.leases.boot == self._restored_boot
+        return self.rank.taken_up and self.rank.state not in (RankState.READY, RankState.DRAINING, *ENDED)
+
     async def take_up_again(self) -> None:
         """A rank that outlived a restart of its supervisor is taken up where it was."""
         if self._restored_boot is None or self.leases.boot != self._restored_boot:
@@ -590,6 +598,7 @@ class NodeAgent:
         boot, self._restored_boot = self._restored_boot, None
         if status.state is not UnitState.ACTIVE:
             return
+        self.rank.taken_up = True
         self._plan = launch_plan(self.settings, self.node, boot)
         self.rank.reported_at_s = time.monotonic()
         for step in (RankEvent.STARTED, RankEvent.ADMITTED):

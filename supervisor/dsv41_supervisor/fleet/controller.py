@@ -349,7 +349,8 @@ class FleetController:
         while not deadline.expired:
             statuses = [m.status for m in self.members.values()]
             if all(s is not None for s in statuses):
-                states = {s["rank"]["state"] for s in statuses if s is not None}
+                ranks = [s["rank"] for s in statuses if s is not None]
+                states = {"taken up" if rank.get("taken_up") else rank["state"] for rank in ranks}
                 boots = {(s["boot"] or {}).get("id") for s in statuses if s is not None}
                 if boots != {boot.id} or states & {"failed", "stopped"}:
                     break

@@ -81,7 +81,11 @@ class Seen:
             where = f"rank {self.number(node)} on {node}"
             if status is None:
                 return f"{where}: its supervisor has been silent for {self.silent_s[node]:.1f} s"
-            if status["rank"]["state"] != RankState.READY or (status["boot"] or {}).get("id") != boot_id:
+            same_boot = (status["boot"] or {}).get("id") == boot_id
+            if same_boot and status["rank"].get("taken_up"):
+                # Its supervisor was restarted and looks for itself; the rank's own stall timers bound that.
+                continue
+            if status["rank"]["state"] != RankState.READY or not same_boot:
                 return f"{where} is {status['rank']['sentence']}"
         return None
 

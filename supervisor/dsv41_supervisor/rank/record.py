@@ -28,6 +28,8 @@ class RankRecord:
     progress_at_s: float = 0.0
     reported_at_s: float = 0.0
     armed: dict[str, str] = field(default_factory=dict)
+    taken_up: bool = False
+    """True for a rank that outlived a restart of its supervisor."""
     exit_status: int | None = None
     last_lines: tuple[str, ...] = ()
     max_total_tokens: int | None = None
