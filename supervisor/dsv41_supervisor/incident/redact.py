@@ -22,11 +22,11 @@ _NAME = (
     r"private[_-]?key|access[_-]?key|signature|webhook|cookie)[A-Za-z0-9_.-]*)"
 )
 _NOT_SECRET = re.compile(
-    # Figures and switches of an engine that carry the word: max_tokens, token_usage, completion_tokens, keys_file.
-    r"(?:^|[_.-])(?:n|max|min|total|num|full|gen|prompt|completion|generation|cached|used|bytes_per|speculative|swa)"
-    r"(?=[_.-])|tokens?(?:$|[_.-](?:s|total|usage|budget|count|cap|per|id|ids|limit|file)$)|_files?$|tokenizer|tokens_",
+    # Figures and switches of an engine that carry the word (max_tokens, token_usage, full_token), and paths to secrets.
+    r"tokens|tokeniz|token[_-](?:total|usage|budget|count|cap|per|ids?|limit)\b|(?:per|full|num|new|gen)[_-]?token$|_files?$",
     re.I,
 )
+_SECRET_ALL_THE_SAME = re.compile(r"(?:auth|access|bearer|refresh|session|secret|api)[a-z]*[_-]?tokens$", re.I)
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # Authorization headers in any spelling, with the scheme kept.
     (re.compile(r"(?i)\b(bearer|basic|digest|negotiate)(\s+|%20)[^\s\"',;<>]+"), rf"\1 {GONE}"),
@@ -36,14 +36,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}"), GONE),
     (re.compile(r"\bgh[opsur]_[A-Za-z0-9]{16,}|\bgithub_pat_[A-Za-z0-9_]{16,}"), GONE),
     (re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{8,}"), GONE),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"), GONE),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"), GONE),
     (re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"), GONE),
     # Credentials and queries in URLs, and the paths of webhooks that are their own key.
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@\"']*@"), rf"\1{GONE}@"),
     (re.compile(r"(?i)(https?://[^\s\"'?#]*(?:hook|webhook)[^\s\"'/?#]*)/[^\s\"']+"), rf"\1/{GONE}"),
     (re.compile(r"(?i)\b(https?://[^\s\"'?]+)\?[^\s\"']+"), rf"\1?{GONE}"),
 )
-_NAMED = re.compile(rf"(?i)(?<![A-Za-z0-9_.-])({_NAME})([\"']?\s*(?:=>|[:=])\s*|\s+)([\"']?)([^\s\"',;&}}\]]+)")
+_NAMED = re.compile(rf"(?i)(?<![A-Za-z0-9_.#-])({_NAME})([\"']?\s*(?:=>|[:=])\s*|\s+)([\"']?)([^\s\"',;&}}\]]+)")
 
 
 class Redactor:
@@ -75,7 +75,9 @@ class Redactor:
 
 
 def _is_secret_name(name: str) -> bool:
-    return re.fullmatch(_NAME, name, re.I) is not None and _NOT_SECRET.search(name) is None
+    if re.fullmatch(_NAME, name, re.I) is None:
+        return False
+    return _NOT_SECRET.search(name) is None or _SECRET_ALL_THE_SAME.search(name) is not None
 
 
 def _named(match: re.Match[str]) -> str:
