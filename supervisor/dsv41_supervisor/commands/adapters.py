@@ -28,7 +28,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--node", metavar="NAME", help="the node whose rank is asked about")
     parser.add_argument("--json", action="store_true", help="print {name, state, reason, targets, status} of each")
     parser.set_defaults(run=run)
-    fit = parser.add_subparsers(metavar="COMMAND").add_parser(
+    commands = parser.add_subparsers(metavar="COMMAND")
+    fit = commands.add_parser(
         "fit",
         help="compare every target with an engine on disk",
         description="Hashes each target's syntax tree, found on disk without importing the engine. "
@@ -37,6 +38,17 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     fit.add_argument("--engine", type=Path, metavar="PATH", help="an environment, an unpacked wheel, or a .whl file")
     fit.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print every target's fingerprint")
     fit.set_defaults(run=run_fit)
+    plan = commands.add_parser(
+        "plan",
+        help="what tp_pad would pad for a world size",
+        description="Reads the checkpoint's config.json. Exits 0 with the plan, 78 when that world size cannot "
+        "serve it.",
+    )
+    plan.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks, one GPU each")
+    plan.add_argument("--ep-size", type=int, default=1, metavar="N", help="expert-parallel degree (default 1)")
+    plan.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="directory with config.json")
+    plan.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the plan as JSON")
+    plan.set_defaults(run=run_plan)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,3 +160,33 @@ def _targets(adapter: Adapter, engine: EngineSource) -> list[dict[str, Any]]:
         rows.append({"path": target.path, "how": str(target.how), "found": found, "known": dict(target.known),
                      "fits": found in target.known})  # fmt: skip
     return rows
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from dsv41_adapters.tp_pad.padding import CannotPad, padding_plan
+
+    path = args.checkpoint / "config.json"
+    try:
+        plan = padding_plan(json.loads(path.read_bytes()), args.world_size, args.ep_size)
+    except OSError as error:
+        hint = "Name the checkpoint's directory with --checkpoint."
+        raise Dsv41Error(f"{path} cannot be read ({error.strerror}).", stage=Stage.ENGINE, hint=hint) from None
+    except CannotPad as refusal:
+        hint = "Choose another world size or ep_size."
+        raise Dsv41Error(f"world size {args.world_size}: {refusal}", stage=Stage.ENGINE, hint=hint) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Dsv41Error(f"{path} is not a DeepSeek-V4.1 config ({error!r}).", stage=Stage.ENGINE,
+                         hint="Name the checkpoint's directory with --checkpoint.") from None  # fmt: skip
+    if args.json:
+        print(json.dumps(asdict(plan) | {"needed": plan.needed, "idle_ranks": plan.idle_ranks}, indent=1))
+        return Exit.OK
+    print(f"{'':<26} {'stored':>8} {'padded':>8} {'a rank':>8}  by")
+    for q in plan.quantities:
+        print(f"{q.name:<26} {q.stored:>8} {q.padded:>8} {q.per_rank:>8}  {q.by}")
+    for rank in plan.idle_ranks:
+        print(f"Rank {rank}'s attention is padding alone; its experts, vocabulary and Engram rows are not.")
+    if not plan.needed:
+        print("tp_pad has nothing to do here.")
+    return Exit.OK
