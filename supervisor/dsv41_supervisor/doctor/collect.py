@@ -28,6 +28,7 @@ class Standing:
     pids: Collection[int] = ()
     """The supervisor and the main processes of its units: what they and their children hold is the fleet's own."""
     same: Mapping[str, Any] = field(default_factory=dict)
+    fabric_changes: tuple[str, ...] = ()
 
 
 async def read_host(
@@ -65,7 +66,8 @@ async def read_host(
     values |= values.pop("processes", {})
     return HostFacts(
         node=node, supervised=standing.supervised, rank_state=standing.rank_state, at_s=time.time(),
-        same=same_bits(settings, standing), unread=unread, took_s=took_s, **values,
+        same=same_bits(settings, standing), fabric_changes=tuple(c[:300] for c in standing.fabric_changes[:MAX_ROWS]),
+        unread=unread, took_s=took_s, **values,
     )  # fmt: skip
 
 

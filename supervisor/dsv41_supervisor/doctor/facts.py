@@ -120,6 +120,8 @@ class HostFacts(Facts):
     """The node's clock, in seconds since the epoch."""
     same: Annotated[dict[Word, Text], Field(max_length=64)] = Field(default_factory=dict)
     """What must be equal on every node."""
+    fabric_changes: Annotated[tuple[Text, ...], Field(max_length=MAX_ROWS)] = ()
+    """What is not as it was when the running rank was launched."""
     memory: Memory | None = None
     kernel: Kernel | None = None
     killers: Annotated[tuple[Process, ...], Field(max_length=MAX_ROWS)] | None = None

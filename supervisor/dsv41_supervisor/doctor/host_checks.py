@@ -37,6 +37,17 @@ def _unread(fleet: Fleet, settings: Settings) -> Iterator[Found]:
             yield Found(node, f"{why}.", f"Look at the {mount} on {node}; dsv41 doctor --timeout 20 waits longer.")
 
 
+@check("fabric-changed", kind=HOST, severity=Severity.WARNING,
+       what="The rails are as they were when the running rank was launched: a GID that moves breaks the next boot.",
+       source="users F1; §0.3")  # fmt: skip
+def _changed(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for node, facts in fleet.items():
+        for change in facts.fabric_changes:
+            yield Found(
+                node, f"{change}.", "Put it back, or run dsv41 down and dsv41 up: the next connection may fail."
+            )
+
+
 # -- memory -------------------------------------------------------------------------------------------------------
 
 

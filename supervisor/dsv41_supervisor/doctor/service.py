@@ -25,7 +25,9 @@ class DoctorService:
     def __init__(self, agent: NodeAgent) -> None:
         self._agent = agent
         self._reads = BoundedReads()
-        self.deep = DeepServer(agent.settings, agent.node, agent.units, lambda: str(agent.rank.state))
+        self.deep = DeepServer(
+            agent.settings, agent.node, agent.units, lambda: str(agent.rank.state), agent.fabric.for_launch
+        )
 
     async def on_cleanup(self, app: web.Application) -> None:
         """The supervisor ends: every door that a test opened is closed."""
@@ -40,7 +42,7 @@ class DoctorService:
         status = await agent.units.status(rank_unit(agent.rank_number))
         standing = Standing(
             supervised=True, rank_state=str(agent.rank.state), pids=(os.getpid(), *status.members),
-            same=agent.same_bits(),
+            same=agent.same_bits(), fabric_changes=tuple(map(str, agent.fabric.watch.changes)),
         )  # fmt: skip
         host, fabric = await asyncio.gather(
             read_host(agent.settings, agent.node, standing, self._reads, bound_s),

@@ -57,6 +57,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
      "has world size 4, expected 3"),
     ({"ports": (Port(purpose="engine", port=30000, holder=Process(pid=3, name="vllm", why="")),)}, "ports-free",
      "refusal", "port 30000 (engine) is held by vllm (pid 3)"),
+    ({"fabric_changes": ("rail ab: carrier was there, is lost",), "rank_state": "ready"}, "fabric-changed", "warning",
+     "carrier was there, is lost"),
     ({"unread": {"disks": "waited 1.0 s for the disks (statvfs)"}, "disks": None}, "host-unread", "warning",
      "waited 1.0 s for the disks"),
     ({"same": {"settings hash": "b" * 64, "kernel": "6.17.0-1031-nvidia"}}, "same-bits", "refusal",

@@ -11,10 +11,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...errors import Dsv41Error, Stage
+from ...fabric.facts import NodeFacts
 from ...fabric.gids import find_gid
 from ...fabric.rdma import read_rdma
 from ...fabric.roots import Roots
@@ -42,12 +43,19 @@ class DeepServer:
     """One node's end of the deep tests. Lives in the supervisor's event loop."""
 
     def __init__(
-        self, settings: Settings, node: str, units: Units, rank_state: Callable[[], str], roots: Roots | None = None
+        self,
+        settings: Settings,
+        node: str,
+        units: Units,
+        rank_state: Callable[[], str],
+        launch_facts: Callable[[], Awaitable[NodeFacts]],
+        roots: Roots | None = None,
     ) -> None:
         self._settings = settings
         self._node = node
         self._units = units
         self._rank_state = rank_state
+        self._launch_facts = launch_facts
         self._roots = roots or Roots()
         self._listeners: set[EchoListener] = set()
         self._servers: set[asyncio.Task[Any]] = set()
@@ -180,9 +188,14 @@ class DeepServer:
     async def _run_unit(self, test: str, port: int, seconds: float) -> Ran:
         settings, fleet = self._settings, self._settings.fleet
         cuda = settings.engine.device is Device.CUDA
-        planned = launch_plan(settings, self._node, Boot("doctor", 0, port)).environment
-        environment = {name: value for name, value in planned.items() if name.startswith(_PASSED_PREFIXES)}
-        environment |= {name: v for name, v in settings.engine.environment.items() if not name.startswith("SGLANG_")}
+        try:
+            facts = await self._launch_facts()
+            planned = launch_plan(settings, self._node, Boot("doctor", 0, port), facts).environment
+        except Dsv41Error as error:
+            return Ran(test=test, problem=f"a rank could not be launched: {error.refusals[0].what}"[:300])
+        # What the plan sets for the network, on top of what the settings add; nothing that only SGLang reads.
+        environment = {n: v for n, v in settings.engine.environment.items() if not n.startswith("SGLANG_")}
+        environment |= {n: v for n, v in planned.items() if n.startswith(_PASSED_PREFIXES)}
         log_path = settings.run_dir(self._node) / "probe" / "nccl.log"
         if cuda:
             environment |= {
