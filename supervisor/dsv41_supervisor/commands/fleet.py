@@ -83,7 +83,8 @@ def rows(status: dict[str, Any]) -> list[dict[str, Any]]:
     for name, node in status["nodes"].items():
         measured = node.get("measured", {})
         if "rank" not in node:
-            table.append({"node": name, "rank": None, "state": "unreachable", "detail": "its supervisor is silent"})
+            detail = node.get("trouble") or "its supervisor is silent"
+            table.append({"node": name, "rank": None, "state": "unreachable", "detail": detail})
             continue
         table.append(
             {

@@ -50,6 +50,10 @@ class FleetState(StrEnum):
     FAILED = "failed"
 
 
+def _unreachable(member: Member) -> dict[str, Any]:
+    return {"node": member.name, "unreachable_s": round(member.silent_s, 1), "trouble": member.trouble}
+
+
 class FleetController:
     """See the module's docstring. All methods run in one event loop."""
 
@@ -142,7 +146,7 @@ class FleetController:
             "timeline": self._record.timeline[-60:],
             "desk": self.desk.status(),
             "nodes": {
-                name: (member.status or {"node": name, "unreachable_s": round(member.silent_s, 1)}) | {"measured": m}
+                name: (member.status or _unreachable(member)) | {"measured": m}
                 for (name, member), m in zip(self.members.items(), figures, strict=True)
             },
         }
@@ -380,8 +384,12 @@ class FleetController:
             await self.changes.newer_than(seen, min(0.5, deadline.left_s))
         if silent:
             nodes = self.settings.fleet.nodes
+            troubles = {n: self.members[n].trouble for n in silent}
             raise Refused(
-                Refusal(
+                Refusal(Stage.RANK, trouble, f"Mend it on {n}, then run dsv41 up.", node=n, rank=nodes[n].rank,
+                        check="supervisor-understood")
+                if (trouble := troubles[n]) is not None
+                else Refusal(
                     Stage.RANK,
                     f"its supervisor does not answer at {nodes[n].management_address}:{nodes[n].supervisor_port}.",
                     f"Check that dsv41-supervisor runs on {n}, and the management network.",
@@ -389,6 +397,11 @@ class FleetController:
                 )
                 for n in silent
             )  # fmt: skip
+        # Before anything is asked of them: an order to a supervisor of another version may mean another thing there.
+        versions = {n: m.status["same"].get("supervisor version") for n, m in self.members.items() if m.status}
+        mixed = differences({n: {"same": {"supervisor version": v}} for n, v in versions.items()})
+        if mixed:
+            raise Refused(mixed)
 
     def _new_boot(self) -> Boot:
         seen = [m.status["highest_generation"] for m in self.members.values() if m.status is not None]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from .. import __version__
 from ..changes import Changes
-from ..errors import Dsv41Error, PeerUnreachable
+from ..errors import Dsv41Error, PeerUnreachable, Refusal, Stage
 from ..incident.evidence import collect
-from ..journal import log
+from ..journal import Event, event, log
 from ..node import NodeAgent
+from ..rank.phases import Phase
 from ..rank.plan import Boot
+from ..rank.state import RankState
 from ..settings import Settings
 from .peers import SupervisorClient
 
@@ -28,6 +33,8 @@ class LocalMember:
         self.lease_boot: str | None = None
         self._agent = agent
         self._changes = changes
+
+    trouble: str | None = None
 
     @property
     def status(self) -> dict[str, Any] | None:
@@ -78,6 +85,8 @@ class RemoteMember:
     def __init__(self, settings: Settings, node: str, key: str, changes: Changes) -> None:
         self.name = node
         self.status: dict[str, Any] | None = None
+        self.trouble: str | None = None
+        """Why what answers there is of no use: another key, another version, no supervisor at all."""
         self.lease_boot: str | None = None
         self._settings = settings
         self._orders = SupervisorClient(settings, node, key)
@@ -128,24 +137,51 @@ class RemoteMember:
                 answer = await self._watching.call(
                     "GET", f"/node/watch?since={since}&wait_s={WATCH_S}{boot}", timeout_s=WATCH_S + timeout_s
                 )
-            except PeerUnreachable:
+                if (strange := not_understood(answer)) is not None:
+                    raise Dsv41Error(
+                        strange, stage=Stage.RANK, node=self.name,
+                        hint="Run nixos-rebuild switch on every node from the same flake.lock.",
+                    )  # fmt: skip
+            except Dsv41Error as error:
                 self._due_s = 0.0
+                if isinstance(error, PeerUnreachable):
+                    self.trouble = None
+                elif self.trouble != error.refusals[0].what:
+                    # Once, and not at every try.
+                    self.trouble = error.refusals[0].what
+                    event(Event.PEER_REFUSED, str(error), logging.WARNING, stage=Stage.RANK, peer=self.name)
+                    self._changes.bump()
                 if self.status is not None and self.silent_s > timeout_s:
                     log.warning("%s has been silent for %.1f s", self.name, self.silent_s)
                     self.status, since = None, 0
                     self._changes.bump()
-                await asyncio.sleep(0.25)
-                continue
-            except Dsv41Error as error:
-                log.warning("%s: %s", self.name, error)
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.25 if isinstance(error, PeerUnreachable) else 1)
                 continue
             self._heard_at_s = time.monotonic()
+            self.trouble = None
             if self.status is None or answer["version"] != since:
                 self.status, since = answer, int(answer["version"])
                 self._changes.bump()
             else:
                 self.status = answer
+
+
+def not_understood(answer: Mapping[str, Any]) -> str | None:
+    """Why a node's status cannot be read here; None when it can. Whatever is decided on is looked at, so that a
+    supervisor of another version is named and does not end this one's loop.
+    """
+    try:
+        rank, prepare = answer["rank"], answer["prepare"]
+        RankState(rank["state"]), Phase(rank["phase"]), int(answer["version"]), int(answer["highest_generation"])
+        said = [str(rank["sentence"]), *map(str, rank["last_lines"]), *answer["same"].keys(), answer["same"].values()]
+        boot = answer["boot"] is None or answer["boot"]["id"]
+        refusals = [Refusal.from_json(r) for r in prepare["refusals"]]
+        _ = said, boot, refusals, rank["reason"], rank["refused"], prepare["boot"], prepare["state"], prepare["stage"]
+        return None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        supervisor = answer.get("supervisor")
+        version = supervisor.get("version", "unknown") if isinstance(supervisor, Mapping) else "unknown"
+        return f"its supervisor (version {version}) speaks another version than the head's ({__version__})."
 
 
 Member = LocalMember | RemoteMember

@@ -95,8 +95,14 @@ class SupervisorClient:
                 f"{self.base}{path} did not answer as a dsv41 supervisor does.", stage=Stage.RANK, node=self.node,
                 hint=f"Check what listens on {self.base}.",
             )  # fmt: skip
+        if status == 401:
+            raise Dsv41Error(
+                f"{self.node} refuses this fleet key: its supervisor has another.", stage=Stage.CONFIG, node=self.node,
+                hint="Put the same key on every node (fleet.key_file), then restart dsv41-supervisor there.",
+            )  # fmt: skip
         if status >= 400:
-            error = raw.get("error", {})
+            error = raw.get("error")
+            error = error if isinstance(error, dict) else {}
             refusals = [Refusal.from_json(r) for r in error.get("refusals", ())]
             if refusals:
                 raise Refused(refusals)
