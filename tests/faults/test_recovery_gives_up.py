@@ -1,11 +1,13 @@
 """Fault: a fleet that served loses a rank again and again.
 
 What the user sees: after `max_recoveries` in the window the fleet stays down and says why.
-What the operator sees: the alert command runs once with that sentence; `dsv41 up` starts again from nothing.
+What the operator sees: the alert command gets `gave-up` once with that sentence, after `lost` and `recovered`; the
+second `lost` within `repeat_s` is not told. `dsv41 up` starts again from nothing.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,5 +32,8 @@ async def test_recoveries_are_bounded_and_the_alert_goes_out_once(tmp_path: Path
         kill(fleet.engine_process(1, "scheduler"))
         down = await fleet.until(lambda s: s["state"] == "failed", "it gave up")
         assert "1 recoveries within 3600 s did not hold; staying down. Last reason: rank 1 on spark2" in down["reason"]
-        assert len(alerts.read_text().splitlines()) == 1
+        await fleet.until(lambda s: s["desk"]["alerts_delivered"] == 3, "every alert was delivered")
+        told = [json.loads(line) for line in alerts.read_text().splitlines()]
+        assert [event["kind"] for event in told] == ["lost", "recovered", "gave-up"]
+        assert told[2]["sentence"] == down["reason"]
         assert (await fleet.up())["state"] == "serving"
