@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from . import __version__
 from .atomic import read_json, read_state, set_aside, write_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
+from .fabric.agent import NodeFabric
 from .fabric.carrier import carrier
 from .fleet.lease import LeaseBook, StaleBoot
 from .guard.link import GuardLink, Message, kill_sentence
@@ -86,6 +87,7 @@ class NodeAgent:
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
+        self.fabric = NodeFabric(settings, node, self.changes.bump)
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""
@@ -108,8 +110,11 @@ class NodeAgent:
 
     # -- orders from the head --------------------------------------------------------------------------------------
 
-    def prepare(self, boot: Boot) -> None:
-        """Take the lease of a new boot and run stages 2–4. Raises StaleBoot; refused while a rank runs."""
+    def prepare(self, boot: Boot, override: Iterable[str] = ()) -> None:
+        """Take the lease of a new boot and run stages 2–4. Raises StaleBoot; refused while a rank runs.
+
+        `override` names checks whose refusal does not stop this boot.
+        """
         waiting = self.waiting
         if self.rank.state not in (RankState.ABSENT, *ENDED) and not waiting:
             raise StaleBoot(f"rank {self.rank_number} still runs ({self.rank.state}); stop it first")
@@ -122,6 +127,7 @@ class NodeAgent:
         if waiting:
             self.move(RankEvent.STARTED)
         self._preparation = Preparation("running", boot.id)
+        self.fabric.override = tuple(override)
         self._preparing = asyncio.get_running_loop().create_task(self._prepare())
         self.changes.bump()
 
@@ -137,7 +143,9 @@ class NodeAgent:
         if self.rank.state in ENDED:
             raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self.rank.state}: {self.rank.reason}")
         await self.guard.require()
-        self._plan = launch_plan(self.settings, self.node, boot)
+        facts = await self.fabric.for_launch()
+        self._plan = launch_plan(self.settings, self.node, boot, facts)
+        self.fabric.launched(boot.id, facts)
         self._turned_away = None
         self._admitted.set()
         self.started_by_order = True
@@ -160,6 +168,7 @@ class NodeAgent:
                 self._preparation = Preparation("idle")
             self._plan = None
             self._admitted.clear()
+            self.fabric.stopped()
             members: tuple[int, ...] = ()
             if not (waiting and keep_waiting):
                 if self.rank.state in (RankState.CHECKING, *RUNNING):
@@ -283,6 +292,7 @@ class NodeAgent:
             group.create_task(self.guard.run())
             group.create_task(self.rails.run())
             group.create_task(self._watch.run())
+            group.create_task(self.fabric.watch.run())
 
     async def close(self) -> None:
         if self._preparing is not None:
@@ -388,6 +398,7 @@ class NodeAgent:
                 "taken_up": self.taking_up,
             },
             "same": self.same_bits(),
+            "fabric": self.fabric.to_json(),
             "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
             "notices": self.notices.to_json(),
             "rails": {
@@ -436,7 +447,7 @@ class NodeAgent:
 
         try:
             with fields(node=self.node):
-                done = await prepare(self.settings, self.node, self._run_pack, entered)
+                done = await prepare(self.settings, self.node, self.fabric, self._run_pack, entered)
             preparation.took_s = done.took_s
             preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
             preparation.state = "passed"
@@ -599,7 +610,8 @@ class NodeAgent:
         if status.state is not UnitState.ACTIVE:
             return
         self.rank.taken_up = True
-        self._plan = launch_plan(self.settings, self.node, boot)
+        self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
+        await self.fabric.taken_up(boot.id)
         self.rank.reported_at_s = time.monotonic()
         for step in (RankEvent.STARTED, RankEvent.ADMITTED):
             self.move(step)

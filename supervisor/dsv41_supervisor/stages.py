@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from .deadline import Deadline
 from .errors import Refused, Stage
-from .fabric.check import FabricReport, check_rails
-from .fabric.links import read_links
+from .fabric.agent import NodeFabric
+from .fabric.check import FabricReport
 from .journal import fields
 from .pack import PackManifest, check_rows
 from .settings import Settings
@@ -37,7 +37,11 @@ class Prepared:
 
 
 async def prepare(
-    settings: Settings, node: str, pack_rows: Callable[[], Awaitable[None]], entered: Callable[[Stage], None]
+    settings: Settings,
+    node: str,
+    fabric_of_node: NodeFabric,
+    pack_rows: Callable[[], Awaitable[None]],
+    entered: Callable[[Stage], None],
 ) -> Prepared:
     """Stages 2–4 on one node. `pack_rows` runs the pack unit; `entered` hears of each stage as it begins.
 
@@ -55,15 +59,10 @@ async def prepare(
             raise Refused(report.refusals)  # type: ignore[attr-defined]
         return report
 
-    fabric = await stage(Stage.FABRIC, _fabric(settings, node))
+    fabric = await stage(Stage.FABRIC, fabric_of_node.check())
     share = await stage(Stage.SHARE, _in_thread(check_checkpoint, settings, node, "the checkpoint's headers"))
     pack = await stage(Stage.PACK, _pack(settings, node, pack_rows))
     return Prepared(fabric, share, pack, took_s)  # type: ignore[arg-type]
-
-
-async def _fabric(settings: Settings, node: str) -> FabricReport:
-    deadline = Deadline.after(FACTS_TIMEOUT_S, f"the links of {node}", stage=Stage.FABRIC)
-    return check_rails(settings, node, await deadline.wait(read_links()))
 
 
 async def _pack(settings: Settings, node: str, pack_rows: Callable[[], Awaitable[None]]) -> PackManifest:

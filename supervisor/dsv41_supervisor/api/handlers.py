@@ -46,6 +46,7 @@ from .routes import (
     Send,
     Start,
     Stop,
+    Up,
     Watch,
     Who,
 )
@@ -195,7 +196,8 @@ class Api:
     # -- the fleet, asked of the head ----------------------------------------------------------------------------
 
     async def fleet_up(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"said": self._head().up((await _body(request, Order)).by)}, status=202)
+        asked = await _body(request, Up)
+        return web.json_response({"said": self._head().up(asked.by, asked.override)}, status=202)
 
     async def fleet_down(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"said": self._head().down((await _body(request, Order)).by)}, status=202)
@@ -268,8 +270,12 @@ class Api:
                 stage=Stage.CONFIG, node=self._agent.node,
                 hint="Switch every node to the same fleet file, then restart dsv41-supervisor there.",
             )  # fmt: skip
-        self._agent.prepare(Boot.from_json(body.boot))
+        self._agent.prepare(Boot.from_json(body.boot), body.override)
         return web.json_response({}, status=202)
+
+    async def node_fabric(self, request: web.Request) -> web.StreamResponse:
+        facts = await self._agent.fabric.read()
+        return web.json_response({"facts": facts.model_dump(mode="json")})
 
     async def node_start(self, request: web.Request) -> web.StreamResponse:
         await self._agent.start_rank((await _body(request, Start)).boot)

@@ -52,9 +52,17 @@ class Order(Asked):
     )
 
 
+CheckIds = Annotated[tuple[Annotated[str, StringConstraints(max_length=64)], ...], Field(max_length=64)]
+
+
+class Up(Order):
+    override: CheckIds = Field(default=(), description="Checks whose refusal does not stop this boot; logged.")
+
+
 class Prepare(Asked):
     boot: dict[str, Any] = Field(description="Id, generation and rendezvous port of the boot.")
     settings_hash: Text = Field(description="Hash of the head's settings; must be this node's as well.")
+    override: CheckIds = Field(default=(), description="Checks whose refusal does not stop this boot.")
 
 
 class Start(Asked):
@@ -163,7 +171,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/metrics", "Prometheus text.", "metrics", _KEY, media="text/plain"),
     Route("GET", "/openapi.json", "This document.", "openapi", _KEY),
     Route("POST", "/fleet/up", "Bring the fleet up; changes nothing when it serves.", "fleet_up",
-          head_only=True, body=Order, success=202),
+          head_only=True, body=Up, success=202),
     Route("POST", "/fleet/down", "Stop every rank.", "fleet_down", head_only=True, body=Order, success=202),
     Route("POST", "/fleet/drain", "Finish running requests, then stop every rank.", "fleet_drain",
           head_only=True, body=Order, success=202),
@@ -178,6 +186,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/incidents", "Bundles kept by this supervisor: the head's are the fleet's.", "incidents"),
     Route("GET", "/incidents/{name}", "One bundle: its parts, or the text of one.", "incident", query=Part,
           also=(404,)),
+    Route("GET", "/node/fabric", "What stage 2 saw of this node's links, RDMA devices and limits.", "node_fabric"),
     Route("GET", "/node/logs", "Last lines of a unit of this node.", "node_logs", query=LogLines),
     Route("POST", "/node/prepare", "Take the lease of a new boot and run stages 2-4.", "node_prepare",
           body=Prepare, success=202),

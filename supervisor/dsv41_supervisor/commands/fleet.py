@@ -17,13 +17,18 @@ from . import add_settings, read_settings
 POLL_S = 0.5
 
 
-async def order(settings: Settings, what: str, done_state: str, timeout_s: float | None) -> tuple[str, dict[str, Any]]:
+async def order(
+    settings: Settings, what: str, done_state: str, timeout_s: float | None, override: tuple[str, ...] = ()
+) -> tuple[str, dict[str, Any]]:
     """Give the head an order and follow its status until it is done or failed; shows each change on standard error."""
     # Only now: the parser of every command imports this file, and aiohttp takes its time.
     from ..fleet.peers import SupervisorClient
 
     async with SupervisorClient(settings, settings.fleet.head) as head:
-        answer = await head.call("POST", f"/fleet/{what}", {"by": f"{getpass.getuser()} with dsv41 {what}"})
+        asked: dict[str, Any] = {"by": f"{getpass.getuser()} with dsv41 {what}"}
+        if override:
+            asked["override"] = list(override)
+        answer = await head.call("POST", f"/fleet/{what}", asked)
         said = str(answer["said"])
         began = time.monotonic()
         shown = ""
@@ -49,11 +54,17 @@ def register_order(subparsers: Any, what: str, help_text: str, done_state: str, 
     add_settings(parser, node=False)
     parser.add_argument("--json", action="store_true", help="print the fleet's status as JSON at the end")
     parser.add_argument("--timeout", type=float, metavar="S", help="stop waiting after S seconds; the fleet goes on")
+    if what == "up":
+        parser.add_argument(
+            "--override", metavar="ID", action="append", default=[],
+            help="start although this check refuses (dsv41 doctor --list); logged, and shown in status",
+        )  # fmt: skip
     parser.set_defaults(run=lambda args: _run_order(args, what, done_state, done_words))
 
 
 def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words: str) -> int:
-    said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout))
+    override = tuple(getattr(args, "override", ()))
+    said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout, override))
     if args.json:
         print(json.dumps(status | {"said": said}))
     if status["state"] != done_state:

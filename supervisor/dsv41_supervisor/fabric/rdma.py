@@ -7,6 +7,7 @@ one is a hole. Hence it is read at every launch and re-read while serving; nothi
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
@@ -19,10 +20,12 @@ _HEADERS_BYTES = 96
 """GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4: what the kernel's iboe_get_mtu takes off an interface's MTU."""
 
 
-def read_rdma(roots: Roots, netdev_mtus: dict[str, int]) -> dict[str, RdmaDevice]:
-    """All RDMA devices by name. `netdev_mtus` by interface, for the path MTU."""
+def read_rdma(
+    roots: Roots, netdev_mtus: dict[str, int], wanted: Collection[str] | None = None
+) -> dict[str, RdmaDevice]:
+    """RDMA devices by name: those `wanted`, or all. `netdev_mtus` by interface, for the path MTU."""
     base = roots.sys / "class/infiniband"
-    return {name: _device(base / name, netdev_mtus) for name in names(base)[:64]}
+    return {name: _device(base / name, netdev_mtus) for name in names(base)[:64] if wanted is None or name in wanted}
 
 
 def _device(path: Path, netdev_mtus: dict[str, int]) -> RdmaDevice:

@@ -17,8 +17,10 @@ from enum import StrEnum
 from typing import Any
 
 from ..changes import Changes
+from ..checks import unknown_ids
 from ..deadline import Deadline
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
+from ..fabric.check import FabricReport, check_fabric
 from ..journal import Event, event, log
 from ..node import NodeAgent
 from ..rank.plan import Boot
@@ -70,17 +72,29 @@ class FleetController:
             for name in settings.fleet.in_rank_order
         }  # fmt: skip
         self._record = FleetRecord.load(settings.state_dir(agent.node))
+        self.fabric: FabricReport | None = None
         self._order = asyncio.Event()
         self._boot_began_s = 0.0
         self.desk = Desk(settings, agent.node, self.members, self._about)
 
     # -- what others ask ---------------------------------------------------------------------------------------------
 
-    def up(self, by: str) -> str:
-        """Ask for the fleet to serve. Changes nothing when it already does; returns one sentence."""
+    def up(self, by: str, override: tuple[str, ...] = ()) -> str:
+        """Ask for the fleet to serve. Changes nothing when it already does; returns one sentence.
+
+        `override` names checks whose refusal does not stop this boot and its recoveries. Raises Dsv41Error for a name
+        that no check has.
+        """
+        if unknown := unknown_ids(override):
+            raise Dsv41Error(
+                f"no check is called {', '.join(unknown)}.", stage=Stage.CONFIG,
+                hint="Run dsv41 doctor --list: it shows every check with its id.",
+            )  # fmt: skip
         if self._record.wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
             return f"the fleet is already {self.state}; nothing was changed"
-        self._record.decide(f"up was asked for by {by}")
+        allowed = f", overriding {', '.join(override)}" if override else ""
+        self._record.decide(f"up was asked for by {by}{allowed}")
+        self._record.override = tuple(override)
         self._record.recoveries.clear()
         self.refusals = ()
         if self.state is FleetState.FAILED:
@@ -142,6 +156,8 @@ class FleetController:
             "boot": self._record.boot.to_json() if self._record.boot else None,
             "wanted": "up" if self._record.wanted_up else "down",
             "recoveries": len(self._record.recoveries),
+            "override": sorted({*self._record.override, *self.settings.checks.override}),
+            "findings": [f.to_json() for f in self.fabric.told] if self.fabric is not None else [],
             "readiness": self.readiness(),
             "timeline": self._record.timeline[-60:],
             "desk": self.desk.status(),
@@ -227,13 +243,14 @@ class FleetController:
         boot = self._new_boot()
         event(Event.BOOT_STARTED, f"boot {boot.id} (generation {boot.generation}) starts", stage=Stage.RANK)
         self._record.note("checks")
-        await self._each(list(self.members), lambda m: m.prepare(boot))
+        await self._each(list(self.members), lambda m: m.prepare(boot, self._record.override))
         for member in self.members.values():
             member.lease_boot = boot.id
         await self._until(lambda seen: seen.all_prepared(boot.id), PACKING_TIMEOUT_S, "the checks of every node")
         same = differences({n: m.status for n, m in self.members.items() if m.status is not None})
         if same:
             raise Refused(same)
+        await self._check_cables()
         workers = [name for name in fleet.in_rank_order if name != fleet.head]
         self._record.note("workers start")
         await self._each(workers, lambda m: m.start(boot.id))
@@ -244,6 +261,16 @@ class FleetController:
         await self._each([fleet.head], lambda m: m.start(boot.id))
         await self._until(Seen.all_ready, BOOT_TIMEOUT_S, "every rank to be ready")
         self._record.note("serving")
+
+    async def _check_cables(self) -> None:
+        """Each node passed alone; now both ends of every cable together. Raises Refused."""
+        facts = await self._each(list(self.members), lambda m: m.fabric())
+        self.fabric = check_fabric(self.settings, facts, self._record.override)
+        for finding in self.fabric.overridden:
+            event(Event.CHECK_OVERRIDDEN, f"overridden: {finding}", logging.WARNING, stage=Stage.FABRIC)
+            self._record.decide(f"check {finding.check} was overridden: {finding.node or 'fleet'}: {finding.what}")
+        if self.fabric.refusals:
+            raise Refused(self.fabric.refusals)
 
     async def _serve(self) -> None:
         """Watch until a rank is lost."""

@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..changes import Changes
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Stage
+from ..fabric.facts import NodeFacts
 from ..incident.evidence import collect
 from ..journal import Event, event, log
 from ..node import NodeAgent
@@ -44,8 +45,11 @@ class LocalMember:
     def silent_s(self) -> float:
         return 0.0
 
-    async def prepare(self, boot: Boot) -> None:
-        self._agent.prepare(boot)
+    async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
+        self._agent.prepare(boot, override)
+
+    async def fabric(self) -> NodeFacts:
+        return await self._agent.fabric.read()
 
     async def start(self, boot_id: str) -> None:
         await self._agent.start_rank(boot_id)
@@ -99,8 +103,13 @@ class RemoteMember:
     def silent_s(self) -> float:
         return max(0.0, time.monotonic() - self._heard_at_s - self._due_s)
 
-    async def prepare(self, boot: Boot) -> None:
-        await self._orders.call("POST", "/node/prepare", {"boot": boot.to_json(), "settings_hash": self._settings.hash})
+    async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
+        asked = {"boot": boot.to_json(), "settings_hash": self._settings.hash, "override": list(override)}
+        await self._orders.call("POST", "/node/prepare", asked)
+
+    async def fabric(self) -> NodeFacts:
+        """What stage 2 saw there. Raises ValueError when the facts break their bounds."""
+        return NodeFacts.model_validate((await self._orders.call("GET", "/node/fabric", timeout_s=30))["facts"])
 
     async def start(self, boot_id: str) -> None:
         await self._orders.call("POST", "/node/start", {"boot": boot_id})

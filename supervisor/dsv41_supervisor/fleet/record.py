@@ -29,6 +29,8 @@ class FleetRecord:
     """When each recovery within the window began, in seconds of the wall clock."""
     last_boot_s: float = FIRST_BOOT_GUESS_S
     timeline: list[dict[str, Any]] = field(default_factory=list)
+    override: tuple[str, ...] = ()
+    """Checks that whoever asked for this fleet allowed to refuse in vain; recoveries keep them."""
 
     @classmethod
     def load(cls, directory: Path) -> FleetRecord:
@@ -45,6 +47,7 @@ class FleetRecord:
                 generation=int(raw["generation"]),
                 recoveries=[float(t) for t in raw.get("recoveries", ())],
                 last_boot_s=float(raw.get("last_boot_s", FIRST_BOOT_GUESS_S)),
+                override=tuple(map(str, raw.get("override", ()))),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             set_aside(record._path, "has another shape")
@@ -62,6 +65,7 @@ class FleetRecord:
                     "boot": self.boot.to_json() if self.boot else None,
                     "recoveries": self.recoveries,
                     "last_boot_s": self.last_boot_s,
+                    "override": list(self.override),
                 },
             )
         except OSError as error:
