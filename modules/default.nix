@@ -8,6 +8,7 @@
     ./pack.nix
     ./rank.nix
     ./supervisor.nix
+    ./probe.nix
     ./guard.nix
     ./gateway.nix
   ];

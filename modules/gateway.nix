@@ -37,6 +37,16 @@ in
         # Longer than the gateway itself lets running streams finish.
         TimeoutStopSec = 30;
 
+        LoadCredential = [
+          "fleet-key:${node.path cfg.settings.fleet.key_file}"
+        ]
+        ++ lib.optional gateway.require_key "api-keys:${node.path gateway.keys_file}";
+        # One that is missing is named by the program, with its path.
+        SetCredential = [
+          "fleet-key:"
+          "api-keys:"
+        ];
+
         AmbientCapabilities = lib.optional privileged "CAP_NET_BIND_SERVICE";
         CapabilityBoundingSet = if privileged then [ "CAP_NET_BIND_SERVICE" ] else [ "" ];
         LimitNOFILE = 65536;
@@ -67,13 +77,12 @@ in
     users.users.dsv41-gateway = {
       isSystemUser = true;
       group = "dsv41-gateway";
-      # For the fleet key: it asks the head's supervisor whether the fleet serves.
-      extraGroups = [ "dsv41" ];
       description = "Gateway of dsv41";
     };
     users.groups.dsv41-gateway = { };
 
-    # The client keys are read again when they change, so the file itself is the gateway's.
+    # Client keys are read again when they change, so the file itself is the gateway's. One that cannot be given to it
+    # (a read-only secret) reaches it as the credential, as it was when the gateway started.
     systemd.tmpfiles.rules = [
       "z ${node.path gateway.keys_file} 0600 dsv41-gateway dsv41-gateway -"
     ];

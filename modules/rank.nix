@@ -27,6 +27,8 @@ in
         "dsv41-supervisor.service"
         "dsv41-pack.service"
       ];
+      # How often it may be started is the supervisor's decision (settings.recovery).
+      startLimitIntervalSec = 0;
       unitConfig.RequiresMountsFor = map node.path [
         checkpoint.path
         pack.directory
@@ -68,6 +70,8 @@ in
         OOMScoreAdjust = 500;
 
         CacheDirectory = "dsv41/engine";
+        LoadCredential = [ "fleet-key:${node.path cfg.settings.fleet.key_file}" ];
+        SetCredential = [ "fleet-key:" ];
         # With "-": for a number that is not this node's the program says so, not the sandbox.
         ReadWritePaths = [ "-${node.path supervisor.run_dir}/rank-%i" ];
         LogExtraFields = node.logFields [ "DSV41_RANK=%i" ];

@@ -10,6 +10,18 @@ let
   cfg = config.services.dsv41;
   node = import ./node.nix args;
   inherit (cfg.settings) engine fleet supervisor;
+  capabilities = [
+    "CAP_KILL"
+    "CAP_SYSLOG"
+    "CAP_SYS_PTRACE"
+  ];
+  # What the supervisor starts and stops.
+  units = [
+    "dsv41-rank@${toString node.this.rank}"
+    "dsv41-pack"
+    "dsv41-guard"
+    "dsv41-probe"
+  ];
   runDir = node.path supervisor.run_dir;
   stateDir = node.path supervisor.state_dir;
   # The other nodes, and this one when it talks to itself by its management address.
@@ -39,20 +51,31 @@ in
         NotifyAccess = "main";
         ExecStart = node.exec "supervisor" [ ];
         Restart = "always";
-        RestartSec = 2;
+        RestartSec = 1;
         # 78: misconfigured. Starting again would say the same thing again.
         RestartPreventExitStatus = 78;
+        # Its loop beats three times in this time. Ended for standing still it is back, and takes its rank up again,
+        # before the lease (supervisor.lease_ttl_s) runs out.
+        WatchdogSec = 10;
+        TimeoutStopSec = 15;
+        LimitCORE = 0;
 
-        # Root: it starts units over the system bus and kills a rank by pid. What root may do is cut down to that, and
-        # to reading what other processes hold and what the kernel logs.
-        CapabilityBoundingSet = [
-          "CAP_DAC_READ_SEARCH"
-          "CAP_KILL"
-          "CAP_SYSLOG"
-          "CAP_SYS_PTRACE"
+        # A user of its own, and not root: whoever is root on the system bus may start anything. The polkit rule below
+        # lets it start and stop the units of this node's rank; the capabilities let it kill a rank by pid, read what a
+        # rank has mapped, and read the kernel's log.
+        User = "dsv41-supervisor";
+        Group = "dsv41-supervisor";
+        AmbientCapabilities = capabilities;
+        CapabilityBoundingSet = capabilities;
+        # CAP_SYS_PTRACE is for reading /proc alone.
+        SystemCallFilter = [ "~@debug" ];
+        # Plans, reports and rows of its rank belong to dsv41; the other one is for the last lines of its rank.
+        SupplementaryGroups = [
+          "dsv41"
+          "systemd-journal"
         ];
-        # Plans and reports of its rank belong to dsv41, and root without CAP_DAC_OVERRIDE needs the group for them.
-        SupplementaryGroups = [ "dsv41" ];
+        LoadCredential = [ "fleet-key:${node.path fleet.key_file}" ];
+        SetCredential = [ "fleet-key:" ];
         OOMScoreAdjust = -1000;
         ManagedOOMPreference = "omit";
         Nice = -5;
@@ -66,13 +89,34 @@ in
       };
     };
 
+    users.users.dsv41-supervisor = {
+      isSystemUser = true;
+      group = "dsv41-supervisor";
+      description = "Supervisor and memory guard of dsv41";
+    };
+    users.groups.dsv41-supervisor = { };
+
+    security.polkit.enable = true;
+    security.polkit.extraConfig = ''
+      polkit.addRule(function(action, subject) {
+        if (action.id == "org.freedesktop.systemd1.manage-units" && subject.user == "dsv41-supervisor" &&
+            [${lib.concatMapStringsSep ", " (unit: ''"${unit}.service"'') units}].indexOf(action.lookup("unit")) >= 0 &&
+            ["start", "stop", "kill"].indexOf(action.lookup("verb")) >= 0) {
+          return polkit.Result.YES;
+        }
+      });
+    '';
+
     # The rank's plan and the engine's reports have a directory of their own; packing leaves its progress beside it.
-    # The fleet key is read by supervisor, rank and gateway; the program refuses one that everybody can read.
+    # Units get the fleet key as a credential. The group is for people: members of dsv41 may use the command `dsv41`.
     systemd.tmpfiles.rules = [
       "z ${node.path fleet.key_file} 0640 root dsv41 -"
       "d ${runDir} 2775 root dsv41 -"
+      "d ${runDir}/probe 2770 dsv41 dsv41 -"
       "d ${runDir}/rank-${toString node.this.rank} 2770 dsv41 dsv41 -"
-      "d ${stateDir} 0750 root root -"
+      "d ${stateDir} 0750 dsv41-supervisor dsv41-supervisor -"
+      # What each MESSAGE_ID means and what to do: `journalctl -x`, after `journalctl --update-catalog`.
+      "L+ /usr/local/lib/systemd/catalog/dsv41.catalog - - - - ${./dsv41.catalog}"
     ];
 
     # nftables only: a rule by source address has no place in the iptables options.

@@ -7,7 +7,6 @@
   aiohttp,
   pyroute2,
   rich,
-  systemd-python,
   adapters,
   rowstore,
   python,
@@ -24,7 +23,6 @@ buildPythonPackage {
     aiohttp
     pyroute2
     rich
-    systemd-python
     adapters
     rowstore
   ];

@@ -20,13 +20,15 @@ from .fleet.peers import read_fleet_key
 from .guard.link import GUARD_UNIT, guard_argv
 from .journal import log
 from .node import PACK_UNIT, NodeAgent, rank_unit
-from .rank.notify import notify
+from .rank.notify import notify, watchdog_beat_s
 from .settings import Settings, UnitBackend
-from .units import UnitStatus
+from .units import Units
 from .units.process import ProcessUnits, UnitDefinition
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_CACHE_HOME", MARK)
 """Nothing else of this process's environment reaches a unit. MARK is how the demo finds everything it started."""
+
+STATUS_S = 60.0
 
 
 async def run(settings: Settings, settings_path: Path, node: str) -> int:
@@ -40,10 +42,12 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
                 f"cannot make {directory}: {error.strerror}.", stage=Stage.CONFIG, node=node,
                 hint="Give the supervisor's user that directory.", transient=True,
             ) from None  # fmt: skip
-    units = _units(settings, settings_path, node)
+    units = await _units(settings, settings_path, node)
     agent = NodeAgent(settings, node, units)
-    units_listen(units, agent)
+    units.on_exit = agent.unit_exited
     controller = FleetController(settings, agent, key) if node == settings.fleet.head else None
+    if controller is not None:
+        agent.on_stopped_by_hand = controller.down
     desk = controller.desk if controller is not None else own_desk(settings, agent)
     api = Api(settings, agent, controller, key, desk)
     here = settings.fleet.nodes[node]
@@ -66,7 +70,8 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
     else:
         work.append(asyncio.create_task(desk.run(pick_up=False)))
     work.append(asyncio.create_task(stop.wait()))
-    notify("READY=1", f"STATUS=node {node}, rank {here.rank}")
+    notify("READY=1")
+    work.append(asyncio.create_task(_tell_systemd(agent, controller)))
     log.info("supervisor of %s listens on %s:%d", node, here.management_address, here.supervisor_port)
     try:
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -87,7 +92,7 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
             await controller.close()
         # Child processes are this backend's units: with nobody to watch them, they are stopped. Under systemd they
         # are units of their own and live on.
-        await units.close(stop_all=True)
+        await units.close(stop_all=settings.supervisor.units is UnitBackend.PROCESS)
         await api.door.close()
 
 
@@ -103,22 +108,31 @@ def own_desk(settings: Settings, agent: NodeAgent) -> Desk:
     return desk
 
 
-def units_listen(units: ProcessUnits, agent: NodeAgent) -> None:
-    """Tell the agent at once when a unit ends."""
+async def _tell_systemd(agent: NodeAgent, controller: FleetController | None) -> None:
+    """STATUS= at each change, and WATCHDOG=1 as long as this loop really turns, until cancelled."""
+    changes = controller.changes if controller is not None else agent.changes
+    beat_s = watchdog_beat_s()
+    said = ""
+    while True:
+        seen = changes.version
+        sentence = f"rank {agent.rank_number} on {agent.node} {agent.rank.sentence}"
+        if controller is not None:
+            why = f" ({controller.reason})" if controller.reason else ""
+            sentence = f"fleet {controller.state}{why}; {sentence}"
+        notify("WATCHDOG=1", *([f"STATUS={sentence}"] if sentence != said else []))
+        said = sentence
+        await changes.newer_than(seen, beat_s or STATUS_S)
 
-    def ended(status: UnitStatus) -> None:
-        agent.unit_exited(status)
 
-    units.on_exit = ended
-
-
-def _units(settings: Settings, settings_path: Path, node: str) -> ProcessUnits:
-    if settings.supervisor.units is not UnitBackend.PROCESS:
-        raise Dsv41Error(
-            "supervisor.units is systemd, which this version does not drive yet.", stage=Stage.CONFIG, node=node,
-            hint="Set supervisor.units to process.",
-        )  # fmt: skip
+async def _units(settings: Settings, settings_path: Path, node: str) -> Units:
     rank = settings.fleet.nodes[node].rank
+    if settings.supervisor.units is UnitBackend.SYSTEMD:
+        # Here and not above: the demo never needs a D-Bus library in memory.
+        from .units.systemd import SystemdUnits
+
+        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT])
+        await systemd.open()
+        return systemd
     common = ["--settings", str(settings_path), "--node", node]
     me = [sys.executable, "-m", "dsv41_supervisor"]
     argv = {rank_unit(rank): [*me, "rank", str(rank), *common], PACK_UNIT: [*me, "pack", *common],

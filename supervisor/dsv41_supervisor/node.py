@@ -280,6 +280,8 @@ class NodeAgent:
             self.fail("this machine is being shut down")
             return
         sentence = f"systemctl stop {rank_unit(self.rank_number)}"
+        what = f"rank {self.rank_number} was stopped by hand ({sentence})"
+        event(Event.STOPPED_BY_HAND, what, logging.WARNING, stage=Stage.RANK)
         if self.on_stopped_by_hand is not None:
             self.on_stopped_by_hand(sentence)
         self.move(RankEvent.STOPPED, f"stopped by hand on {self.node} ({sentence})")

@@ -18,7 +18,7 @@ from .deadline import Deadline
 from .errors import Refused, Stage
 from .fabric.agent import NodeFabric
 from .fabric.check import FabricReport
-from .journal import fields
+from .journal import Event, event, fields
 from .pack import PackManifest, check_rows
 from .settings import Settings
 from .share import ShareReport, check_checkpoint
@@ -57,6 +57,7 @@ async def prepare(
         took_s[which] = round(time.monotonic() - began, 3)
         if report.refusals:  # type: ignore[attr-defined]
             raise Refused(report.refusals)  # type: ignore[attr-defined]
+        event(Event.STAGE_DONE, f"stage {which} passed", stage=which, took_ms=round(took_s[which] * 1000))
         return report
 
     fabric = await stage(Stage.FABRIC, fabric_of_node.check())

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from ..credentials import FLEET_KEY, credential
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
 from ..settings import Settings
 
@@ -16,8 +17,11 @@ MIN_KEY_BYTES = 32
 
 
 def read_fleet_key(settings: Settings, node: str) -> str:
-    """The key that this fleet's supervisors share. Raises Dsv41Error when it is missing, short, or open to others."""
-    path = Path(settings.path(settings.fleet.key_file, node))
+    """The key that this fleet's supervisors share: the unit's credential, else `fleet.key_file`.
+
+    Raises Dsv41Error when it is missing, short, or open to others.
+    """
+    path = credential(FLEET_KEY) or Path(settings.path(settings.fleet.key_file, node))
     try:
         key = path.read_text().strip()
         mode = path.stat().st_mode & 0o777

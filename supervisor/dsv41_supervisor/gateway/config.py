@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..credentials import API_KEYS, FLEET_KEY, credential
 from ..errors import Dsv41Error, Stage
 from .policy import Limits
 
@@ -64,16 +66,20 @@ class GatewayConfig:
             port=settings.gateway.port,
             supervisor_url=f"http://{where.management_address}:{where.supervisor_port}",
             fleet=settings.fleet.name,
-            fleet_key_file=Path(settings.path(settings.fleet.key_file, node)),
+            fleet_key_file=credential(FLEET_KEY) or Path(settings.path(settings.fleet.key_file, node)),
             limits=Limits(
                 served_model_name=settings.engine.served_model_name,
                 context_length=settings.engine.context_length,
                 max_tokens_cap=settings.gateway.max_tokens_cap,
                 default_thinking=said.strip().lower() in {"1", "true", "yes", "y"},
             ),
-            keys_file=Path(settings.path(settings.gateway.keys_file, node))
-            if settings.gateway.require_key
-            else None,
+            keys_file=_keys_file(settings, node) if settings.gateway.require_key else None,
             max_body_bytes=settings.gateway.max_body_bytes,
             timings=Timings(peer_timeout_s=settings.supervisor.peer_timeout_s),
         )
+
+
+def _keys_file(settings: Settings, node: str) -> Path:
+    """The file itself where this user may read it: it is read again when it changes. A credential never changes."""
+    path = Path(settings.path(settings.gateway.keys_file, node))
+    return path if os.access(path, os.R_OK) else credential(API_KEYS) or path

@@ -52,7 +52,6 @@ let
     "dbus-fast"
     "rich"
     "setuptools"
-    "systemd-python"
   ] (name: fake "python3.12-${name}" { });
 
   pythonScope = pythonPackages // {

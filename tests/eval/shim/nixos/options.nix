@@ -59,6 +59,9 @@ in
       trustedInterfaces = option (types.listOf types.str) [ ];
     };
 
+    security.polkit.enable = option types.bool false;
+    security.polkit.extraConfig = option types.lines "";
+
     services.nfs.server.enable = option types.bool false;
     services.nfs.server.exports = option types.lines "";
     services.nfs.settings = option (types.attrsOf attrsOfAtoms) { };
