@@ -27,6 +27,7 @@ from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.agent import NodeFabric
 from .fabric.carrier import carrier
+from .fleet import bits
 from .fleet.lease import LeaseBook, StaleBoot
 from .guard.link import GuardLink, Message, kill_sentence
 from .incident.rails import RailHistory
@@ -34,6 +35,7 @@ from .journal import Event, event, fields, log
 from .notices import Notices
 from .pack import PROGRESS
 from .rank.health import EngineProbe, judge_arming
+from .rank.kv_budget import KvBudget, kv_budget
 from .rank.phases import Phase
 from .rank.plan import Boot, LaunchPlan, launch_plan, report_dir
 from .rank.record import ENDED, RUNNING, RankRecord
@@ -98,6 +100,8 @@ class NodeAgent:
         self.rails = RailHistory(settings.fleet.nodes[node].rails)
         self.head_is_silent: Callable[[str], None] | None = None
         """Told by a worker that lost its head; nobody else can."""
+        self._bits: dict[str, str] = {}
+        self._running_bits: dict[str, str] = {}
         self._watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self.on_stopped_by_hand: Callable[[str], object] | None = None
@@ -123,6 +127,7 @@ class NodeAgent:
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
         self.rank, self._plan = RankRecord(), None
+        self._running_bits = {}
         self._admitted.clear()
         if waiting:
             self.move(RankEvent.STARTED)
@@ -293,6 +298,7 @@ class NodeAgent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.guard.run())
             group.create_task(self.rails.run())
+            group.create_task(self._know_bits())
             group.create_task(self._watch.run())
             group.create_task(self.fabric.watch.run())
 
@@ -400,6 +406,8 @@ class NodeAgent:
                 "taken_up": self.taking_up,
             },
             "same": self.same_bits(),
+            "same_running": self._running_bits,
+            "kv": self.kv_budget().to_json(),
             "fabric": self.fabric.to_json(),
             "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
             "notices": self.notices.to_json(),
@@ -414,13 +422,23 @@ class NodeAgent:
 
     def same_bits(self) -> dict[str, Any]:
         """What must be equal on every rank of a boot; the head compares and names both values."""
-        return {
-            "supervisor version": __version__,
-            "settings hash": self.settings.hash,
-            "kernel": os.uname().release,
-            "checkpoint revision": self.settings.checkpoint.revision,
-            "adapters asked": ", ".join(sorted(self.settings.adapters_asked)) or "none",
-        }
+        return self._bits or {"supervisor version": __version__, "settings hash": self.settings.hash}
+
+    async def _know_bits(self) -> None:
+        """Reads whole libraries and file lists the first time: in a thread."""
+        self._bits = await asyncio.to_thread(bits.planned, self.settings, self.node)
+        self.changes.bump()
+
+    async def runs_as_planned(self) -> str | None:
+        """Look at what the rank's processes really loaded. Why this rank must not serve; None when it may."""
+        members = (await self.units.status(rank_unit(self.rank_number))).members
+        self._running_bits, wrong = await asyncio.to_thread(bits.running, self.settings, members, self.rank.armed)
+        return wrong
+
+    def kv_budget(self) -> KvBudget:
+        """The KV pin asked for and granted, as far as this rank has said it."""
+        asked = self.settings.engine.memory.max_total_tokens
+        return kv_budget(asked, self.rank.memory_line, self.rank.max_total_tokens)
 
     async def measure(self) -> dict[str, Any]:
         """Figures that change all the time: memory of the rank's processes, counters of the adapters."""
@@ -452,6 +470,7 @@ class NodeAgent:
                 done = await prepare(self.settings, self.node, self.fabric, self._run_pack, entered)
             preparation.took_s = done.took_s
             preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
+            await self._know_bits()
             preparation.state = "passed"
         except Dsv41Error as error:
             preparation.state, preparation.refusals = "refused", error.refusals

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(status, table) -> None:  # type: ignore[no-untyped-def]
+    from .together import together
+
     from rich.console import Console
     from rich.table import Table
 
@@ -63,6 +65,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     for row in table:
         if row["detail"] != row["state"]:
             console.print(f"{row['node']}: {row['detail']}", markup=False)
+    for line in together(status):
+        console.print(line, markup=False)
     for refusal in status["refusals"]:
         console.print(
             f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False

@@ -23,13 +23,14 @@ from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
 from ..fabric.check import FabricReport, check_fabric
 from ..journal import Event, event, log
 from ..node import NodeAgent
+from ..rank.kv_budget import unequal
 from ..rank.plan import Boot
 from ..settings import Settings
 from .desk import Desk
 from .judge import Seen
 from .members import WATCH_S, LocalMember, Member, RemoteMember
 from .record import FleetRecord
-from .samebits import differences
+from .samebits import differences, mixed
 
 PEERS_TIMEOUT_S = 20
 PACKING_TIMEOUT_S = 4 * 3600
@@ -247,9 +248,7 @@ class FleetController:
         for member in self.members.values():
             member.lease_boot = boot.id
         await self._until(lambda seen: seen.all_prepared(boot.id), PACKING_TIMEOUT_S, "the checks of every node")
-        same = differences({n: m.status for n, m in self.members.items() if m.status is not None})
-        if same:
-            raise Refused(same)
+        self._refuse_mixture("same")
         await self._check_cables()
         workers = [name for name in fleet.in_rank_order if name != fleet.head]
         self._record.note("workers start")
@@ -260,7 +259,22 @@ class FleetController:
         self._record.note("head starts")
         await self._each([fleet.head], lambda m: m.start(boot.id))
         await self._until(Seen.all_ready, BOOT_TIMEOUT_S, "every rank to be ready")
+        self._refuse_mixture("same_running")
         self._record.note("serving")
+
+    def _refuse_mixture(self, facts: str) -> None:
+        """Raises Refused when the ranks differ in what they must have in common; notes what is tolerated."""
+        statuses = {n: m.status for n, m in self.members.items() if m.status is not None}
+        tolerated = self.settings.supervisor.tolerated_differences
+        refusals = differences(statuses, facts=facts, tolerated=tolerated)
+        notes = [f"tolerated: the nodes differ in {n}" for n in mixed(statuses, facts) if n in tolerated]
+        if facts == "same_running":
+            unlike, notes = unequal(statuses)
+            refusals += unlike
+        for note in notes:
+            self._record.note(note)
+        if refusals:
+            raise Refused(refusals)
 
     async def _check_cables(self) -> None:
         """Each node passed alone; now both ends of every cable together. Raises Refused."""
@@ -385,7 +399,9 @@ class FleetController:
                 boots = {(s["boot"] or {}).get("id") for s in statuses if s is not None}
                 if boots != {boot.id} or states & {"failed", "stopped"}:
                     break
-                if states == {"ready"} and not differences({s["node"]: s for s in statuses if s is not None}):
+                tolerated = self.settings.supervisor.tolerated_differences
+                known = {s["node"]: s for s in statuses if s is not None}
+                if states == {"ready"} and not differences(known, tolerated=tolerated):
                     self._record.decide(f"adopted boot {boot.id}: every rank is ready and the same")
                     event(Event.FLEET_ADOPTED, f"adopted boot {boot.id}", stage=Stage.RANK)
                     self._set_state(FleetState.SERVING, None)

@@ -58,6 +58,10 @@ class RankWatch:
                 agent.fail(f"its process is frozen: no report for {now - rank.reported_at_s:.0f} s")
                 continue
             agent.armed_as_asked()
+            clamped = agent.kv_budget().clamped(self._settings.engine.memory.min_granted_fraction)
+            if clamped is not None and rank.state in (RankState.LOADING, RankState.WARMING):
+                agent.fail(clamped, refused=True)
+                continue
             if rank.state is RankState.LOADING:
                 self._watch_loading(rank, now)
 
@@ -89,8 +93,12 @@ class RankWatch:
 
     async def _warm(self, rank: RankRecord) -> None:
         if await self._answers():
+            wrong = await self._agent.runs_as_planned()
             if self._is(rank, RankState.WARMING) and self._agent.armed_as_asked():
-                self._agent.move(RankEvent.ANSWERED)
+                if wrong is not None:
+                    self._agent.fail(wrong, refused=True)
+                else:
+                    self._agent.move(RankEvent.ANSWERED)
             return
         limit = self._settings.engine.stall.warmup_s
         if self._is(rank, RankState.WARMING) and time.monotonic() - rank.progress_at_s > limit:

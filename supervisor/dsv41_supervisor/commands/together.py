@@ -1,0 +1,56 @@
+"""What `dsv41 status` says about the ranks together: same bits, KV budget, memory guard, alerts. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fleet.samebits import mixed
+
+
+def together(status: dict[str, Any]) -> list[str]:
+    """Sentences, the good ones too: that a fleet is the same everywhere is worth a line."""
+    nodes = {name: node for name, node in status["nodes"].items() if "same" in node}
+    return [*_same(nodes), *_kv(nodes), *_guard(nodes), *_desk(status.get("desk", {}))]
+
+
+def _same(nodes: dict[str, Any]) -> list[str]:
+    lines = []
+    n_facts = 0
+    for facts in ("same", "same_running"):
+        n_facts += max((len(node.get(facts, {})) for node in nodes.values()), default=0)
+        for name, holders in mixed(nodes, facts).items():
+            shown = "; ".join(f"{value} on {', '.join(where)}" for value, where in holders.items())
+            lines.append(f"the nodes differ in {name}: {shown}")
+    return lines or [f"same bits: {n_facts} facts are equal on {len(nodes)} nodes"]
+
+
+def _kv(nodes: dict[str, Any]) -> list[str]:
+    said: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        kv = node.get("kv") or {}
+        if kv.get("granted") is None:
+            continue
+        asked = "no pin" if kv["asked"] is None else f"{kv['asked']} asked, {kv['difference']:+d}"
+        room = "" if kv["available_bytes"] is None else f", from {kv['available_bytes'] / 2**30:.2f} GiB"
+        said.setdefault(f"KV budget: {kv['granted']} tokens granted ({asked}{room})", []).append(name)
+    return [line if len(said) == 1 else f"{line} on {', '.join(where)}" for line, where in said.items()]
+
+
+def _guard(nodes: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, node in nodes.items():
+        guard = node.get("memory", {}).get("guard")
+        if guard is None:
+            continue
+        if not guard["connected"]:
+            lines.append(f"{name}: the memory guard does not run")
+        missing = [f"not {what} ({how})" for what, how in guard["hardening"].items() if how != "done"]
+        if missing:
+            lines.append(f"{name}: the memory guard is {', '.join(missing)}")
+        lines += [f"{name}: {k['name']} (pid {k['pid']}) also kills for memory. {k['hint']}" for k in guard["killers"]]
+    return lines
+
+
+def _desk(desk: dict[str, Any]) -> list[str]:
+    lines = [f"last incident: {desk['last_incident']} (dsv41 incident show)"] if desk.get("last_incident") else []
+    return lines + [str(desk[what]) for what in ("incident_failure", "alert_failure") if desk.get(what)]
