@@ -5,7 +5,7 @@ See FORMAT.md for the bytes on disk, `packer` for writing, `store` for reading.
 
 from __future__ import annotations
 
-from .errors import RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
+from .errors import EngineFailed, RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
 from .hostcall import HostCall
 from .ids import EngramHash
 from .layout import (
@@ -24,7 +24,7 @@ from .store import Job, RowStore
 
 __version__ = "0.1.0"
 __all__ = [
-    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "EngramHash", "Header", "HostCall", "Job",
+    "ROW_BYTES", "SCALE_BYTES", "WEIGHT_BYTES", "EngineFailed", "EngramHash", "Header", "HostCall", "Job",
     "LayerGeometry", "PackProgress", "Partition", "RowFileRefused", "RowOutOfRange", "RowStore", "RowStoreError",
     "StoreCorrupt", "engram_geometry", "pack_layer", "read_header", "rows_path", "verify_rows",
 ]  # fmt: skip

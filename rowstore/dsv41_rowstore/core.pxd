@@ -36,6 +36,7 @@ cdef enum rs_status:
     RS_CANCELLED = 6
     RS_CLOSED = 7
     RS_FORKED = 8
+    RS_BROKEN = 9  # the engine itself failed, for good: fault.error
 
 cdef struct rs_fault:
     rs_status status
@@ -147,7 +148,6 @@ cdef struct rs_reader:
     bint register_all
     bint fixed_files
     bint fixed_buffer
-    bint deferred
     rs_io_counts counts
 
 cdef struct rs_counts:  # by callers, relaxed
@@ -157,7 +157,6 @@ cdef struct rs_counts:  # by callers, relaxed
     uint64_t duplicates
     uint64_t hits
     uint64_t misses
-    uint64_t failed_jobs
     uint64_t call_waits  # host calls that had to wait for rows
     uint64_t call_wait_ns
 

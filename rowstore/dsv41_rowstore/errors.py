@@ -35,6 +35,14 @@ class StoreCorrupt(RowStoreError):
         self.path, self.row, self.offset_bytes, self.errno = path, row, offset_bytes, errno
 
 
+class EngineFailed(RowStoreError):
+    """The engine that reads (ring or thread) stopped for good; nothing about the rows is known to be wrong."""
+
+    def __init__(self, what: str, *, hint: str, errno: int) -> None:
+        super().__init__(what, hint=hint)
+        self.errno = errno
+
+
 class RowOutOfRange(RowStoreError, IndexError):
     """An id below 0 or past the layer's last row; raised before any read, no output was touched."""
 

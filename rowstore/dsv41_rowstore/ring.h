@@ -18,25 +18,16 @@ enum {
     RS_SETUP_DEFER_TASKRUN = 1 << 13,
     RS_FEAT_SINGLE_MMAP = 1 << 0,
     RS_FEAT_NODROP = 1 << 1,
-    RS_FEAT_EXT_ARG = 1 << 8,
-    RS_ENTER_EXT_ARG = 1 << 3,
     RS_IOCB_CMD_POLL = 5,
-};
-
-struct rs_getevents_arg {
-    uint64_t sigmask;
-    uint32_t sigmask_sz;
-    uint32_t pad;
-    uint64_t ts;
 };
 
 static inline int rs_uring_setup(unsigned entries, struct io_uring_params *p)
 {
     return (int)syscall(__NR_io_uring_setup, entries, p);
 }
-static inline int rs_uring_enter(int fd, unsigned submit, unsigned wait, unsigned flags, void *arg, size_t n)
+static inline int rs_uring_enter(int fd, unsigned submit, unsigned wait, unsigned flags)
 {
-    return (int)syscall(__NR_io_uring_enter, fd, submit, wait, flags, arg, n);
+    return (int)syscall(__NR_io_uring_enter, fd, submit, wait, flags, (void *)0, (size_t)0);
 }
 static inline int rs_uring_register(int fd, unsigned op, void *arg, unsigned n)
 {
@@ -48,9 +39,9 @@ static inline int rs_aio_submit(aio_context_t ctx, long n, struct iocb **list)
 {
     return (int)syscall(__NR_io_submit, ctx, n, list);
 }
-static inline int rs_aio_getevents(aio_context_t ctx, long min, long max, struct io_event *events, struct timespec *t)
+static inline int rs_aio_getevents(aio_context_t ctx, long min, long max, struct io_event *events)
 {
-    return (int)syscall(__NR_io_getevents, ctx, min, max, events, t);
+    return (int)syscall(__NR_io_getevents, ctx, min, max, events, (void *)0);
 }
 
 /* A FUSE file opened FOPEN_DIRECT_IO does not advance its position on an asynchronous read, so io_uring continues a

@@ -23,8 +23,6 @@ cdef struct rs_ring:
     int wake_fd
     bint fixed_files
     bint fixed_buffer
-    bint deferred  # SINGLE_ISSUER | DEFER_TASKRUN
-    bint timed_wait
     const int *fds  # file index → descriptor
     uint8_t *pool
     size_t pool_bytes
@@ -56,6 +54,6 @@ cdef int ring_open(rs_ring *ring, rs_engine engine, const int *fds, uint32_t n_f
 cdef void ring_close(rs_ring *ring) noexcept nogil
 cdef void ring_push(rs_ring *ring, uint32_t tag, uint32_t file, uint8_t *into, uint32_t n_bytes,
                     int64_t offset) noexcept nogil
-cdef int ring_wait(rs_ring *ring, uint32_t at_least, int64_t timeout_ns, rs_result *results, uint32_t room,
+cdef int ring_wait(rs_ring *ring, uint32_t at_least, rs_result *results, uint32_t room,
                    uint32_t *n_results) noexcept nogil  # 0 or errno; also submits what was pushed
 cdef void ring_read_wake(rs_ring *ring) noexcept nogil

@@ -1,9 +1,8 @@
 """Asynchronous reads by raw system calls. See ring.pxd for what a ring promises."""
-from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, ENOMEM, ENOSYS, ETIME, errno
+from libc.errno cimport EAGAIN, EBUSY, EINTR, EINVAL, ENOMEM, ENOSYS, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
-from posix.time cimport timespec
 from posix.unistd cimport close, read
 
 from dsv41_rowstore.atomics cimport rs_acquire32, rs_release32
@@ -14,8 +13,6 @@ cdef extern from "ring.h" nogil:
         RS_SETUP_DEFER_TASKRUN
         RS_FEAT_SINGLE_MMAP
         RS_FEAT_NODROP
-        RS_FEAT_EXT_ARG
-        RS_ENTER_EXT_ARG
         RS_IOCB_CMD_POLL
         IORING_OFF_SQ_RING
         IORING_OFF_CQ_RING
@@ -45,9 +42,6 @@ cdef extern from "ring.h" nogil:
     cdef struct io_uring_cqe:
         uint64_t user_data
         int32_t res
-    cdef struct rs_getevents_arg:
-        uint64_t sigmask, ts
-        uint32_t sigmask_sz, pad
     cdef struct iovec:
         void *iov_base
         size_t iov_len
@@ -61,12 +55,12 @@ cdef extern from "ring.h" nogil:
         uint64_t data
         int64_t res
     int rs_uring_setup(unsigned entries, io_uring_params *p) noexcept
-    int rs_uring_enter(int fd, unsigned submit, unsigned wait, unsigned flags, void *arg, size_t n) noexcept
+    int rs_uring_enter(int fd, unsigned submit, unsigned wait, unsigned flags) noexcept
     int rs_uring_register(int fd, unsigned op, void *arg, unsigned n) noexcept
     int rs_aio_setup(unsigned n, aio_context_t *ctx) noexcept
     int rs_aio_destroy(aio_context_t ctx) noexcept
     int rs_aio_submit(aio_context_t ctx, long n, iocb **iocbs) noexcept
-    int rs_aio_getevents(aio_context_t ctx, long low, long high, io_event *events, timespec *t) noexcept
+    int rs_aio_getevents(aio_context_t ctx, long low, long high, io_event *events) noexcept
 
 cdef extern from "sys/mman.h" nogil:
     enum:
@@ -91,7 +85,6 @@ cdef int uring_open(rs_ring *ring, uint32_t n_files, bint register_all) noexcept
     # One thread submits and reaps: the kernel may leave completions to that thread's own next call (Linux 6.1).
     p.flags = RS_SETUP_SINGLE_ISSUER | RS_SETUP_DEFER_TASKRUN
     ring.fd = rs_uring_setup(ring.depth + 1, &p)
-    ring.deferred = ring.fd >= 0
     if ring.fd < 0 and errno == EINVAL:
         memset(&p, 0, sizeof(p))
         ring.fd = rs_uring_setup(ring.depth + 1, &p)
@@ -99,7 +92,6 @@ cdef int uring_open(rs_ring *ring, uint32_t n_files, bint register_all) noexcept
         return errno
     if not (p.features & RS_FEAT_NODROP):  # before 5.5 a full completion queue loses results: not for us
         return ENOSYS
-    ring.timed_wait = (p.features & RS_FEAT_EXT_ARG) != 0
     ring.map_rings_bytes = p.sq_off.array + p.sq_entries * sizeof(uint32_t)
     ring.map_cqes_bytes = p.cq_off.cqes + p.cq_entries * sizeof(io_uring_cqe)
     if p.features & RS_FEAT_SINGLE_MMAP and ring.map_cqes_bytes > ring.map_rings_bytes:
@@ -168,26 +160,13 @@ cdef uint32_t uring_reap(rs_ring *ring, rs_result *results, uint32_t room) noexc
     return n
 
 
-cdef int uring_wait(rs_ring *ring, uint32_t at_least, int64_t timeout_ns, rs_result *results, uint32_t room,
+cdef int uring_wait(rs_ring *ring, uint32_t at_least, rs_result *results, uint32_t room,
                     uint32_t *n_results) noexcept nogil:
-    cdef rs_getevents_arg arg
-    cdef timespec until
-    cdef unsigned flags = IORING_ENTER_GETEVENTS
-    cdef void *extra = NULL
-    cdef size_t extra_bytes = 0
     cdef int submitted
-    if timeout_ns >= 0 and ring.timed_wait:
-        memset(&arg, 0, sizeof(arg))
-        until.tv_sec, until.tv_nsec = timeout_ns // 1000000000, timeout_ns % 1000000000
-        arg.ts = <uint64_t><size_t>&until
-        flags |= RS_ENTER_EXT_ARG
-        extra, extra_bytes = &arg, sizeof(arg)
-    elif timeout_ns >= 0 and at_least > 1:
-        at_least = 1
-    submitted = rs_uring_enter(ring.fd, ring.pushed, at_least, flags, extra, extra_bytes)
+    submitted = rs_uring_enter(ring.fd, ring.pushed, at_least, IORING_ENTER_GETEVENTS)
     if submitted >= 0:
         ring.pushed -= submitted
-    elif errno not in (EINTR, ETIME, EAGAIN, EBUSY):  # EAGAIN, EBUSY: reap first, then submit the rest
+    elif errno not in (EINTR, EAGAIN, EBUSY):  # EAGAIN, EBUSY: reap first, then submit the rest
         return errno
     n_results[0] = uring_reap(ring, results, room)
     return 0
@@ -209,10 +188,9 @@ cdef int aio_open(rs_ring *ring) noexcept nogil:
     return 0
 
 
-cdef int aio_wait(rs_ring *ring, uint32_t at_least, int64_t timeout_ns, rs_result *results, uint32_t room,
+cdef int aio_wait(rs_ring *ring, uint32_t at_least, rs_result *results, uint32_t room,
                   uint32_t *n_results) noexcept nogil:
     cdef io_event *events = <io_event *>ring.events
-    cdef timespec until
     cdef uint32_t i, done = 0
     cdef int n
     while done < ring.pushed:
@@ -225,9 +203,9 @@ cdef int aio_wait(rs_ring *ring, uint32_t at_least, int64_t timeout_ns, rs_resul
     for i in range(ring.pushed - done):
         ring.queue[i] = ring.queue[done + i]
     ring.pushed -= done
-    if timeout_ns >= 0:
-        until.tv_sec, until.tv_nsec = timeout_ns // 1000000000, timeout_ns % 1000000000
-    n = rs_aio_getevents(ring.context, at_least, min(room, ring.depth + 1), events, &until if timeout_ns >= 0 else NULL)
+    if ring.pushed != 0:
+        at_least = 0  # a refusal for want of memory may leave nothing under way to sleep on
+    n = rs_aio_getevents(ring.context, at_least, min(room, ring.depth + 1), events)
     n_results[0] = 0
     if n < 0:
         return 0 if errno == EINTR else errno
@@ -269,9 +247,7 @@ cdef int ring_open(rs_ring *ring, rs_engine engine, const int *fds, uint32_t n_f
     if problem == 0:
         arm_wake(ring)
         # Submitting shows whether the kernel can poll this way (AIO: Linux 4.18).
-        problem = ring_wait(ring, 0, 0, &result, 0, &none) if engine == RS_URING else aio_wait(
-            ring, 0, 0, &result, 0, &none
-        )
+        problem = ring_wait(ring, 0, &result, 0, &none)
     if problem != 0:
         ring_close(ring)
     return problem
@@ -315,11 +291,11 @@ cdef void ring_push(rs_ring *ring, uint32_t tag, uint32_t file, uint8_t *into, u
         ring.pushed += 1
 
 
-cdef int ring_wait(rs_ring *ring, uint32_t at_least, int64_t timeout_ns, rs_result *results, uint32_t room,
+cdef int ring_wait(rs_ring *ring, uint32_t at_least, rs_result *results, uint32_t room,
                    uint32_t *n_results) noexcept nogil:
     if ring.engine == RS_URING:
-        return uring_wait(ring, at_least, timeout_ns, results, room, n_results)
-    return aio_wait(ring, at_least, timeout_ns, results, room, n_results)
+        return uring_wait(ring, at_least, results, room, n_results)
+    return aio_wait(ring, at_least, results, room, n_results)
 
 
 cdef void ring_read_wake(rs_ring *ring) noexcept nogil:

@@ -14,8 +14,8 @@ from array import array
 from dsv41_rowstore.atomics cimport rs_acquire32, rs_counted64
 from dsv41_rowstore.cache cimport SCALE_BYTES, WEIGHT_BYTES, cache_close, cache_open
 from dsv41_rowstore.core cimport (
-    MAX_THREADS, RS_CANCELLED, RS_CLOSED, RS_FORKED, RS_NO_MEMORY, RS_OK, RS_OUT_OF_RANGE, RS_RUNNING, RS_SHORT,
-    rs_fault, rs_io_counts, rs_job, rs_layer, rs_span, rs_status, rs_store,
+    MAX_THREADS, RS_BROKEN, RS_CANCELLED, RS_CLOSED, RS_FORKED, RS_NO_MEMORY, RS_OK, RS_OUT_OF_RANGE, RS_RUNNING,
+    RS_SHORT, rs_fault, rs_io_counts, rs_job, rs_layer, rs_span, rs_status, rs_store,
 )
 from dsv41_rowstore.gather cimport (
     gather_begin, gather_cancel, gather_drain, gather_event_fd, gather_fork_generation, gather_wait,
@@ -25,7 +25,7 @@ from dsv41_rowstore.jobs cimport job_release, jobs_close, jobs_open
 from dsv41_rowstore.reader cimport reader_abandon, reader_close, reader_open
 from dsv41_rowstore.ring cimport RS_AIO, RS_THREADS, RS_URING, rs_engine
 
-from dsv41_rowstore.errors import RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
+from dsv41_rowstore.errors import EngineFailed, RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
 from dsv41_rowstore.layout import PAGE_BYTES, ROW_BYTES, Partition, read_header
 from dsv41_rowstore.packer import verify_rows
 
@@ -47,6 +47,8 @@ cdef class Buffers:
         self.held = 1
         if self.views[0].itemsize != 8 or (self.views[0].format or b"B") not in (b"q", b"l", b"<q", b"<l", b"=q"):
             raise TypeError(f"ids must be int64, got {(self.views[0].format or b'B').decode()}")
+        if self.views[0].len and <size_t>self.views[0].buf % 8:
+            raise ValueError("ids must lie at a multiple of 8 bytes")
         self.n_ids = self.views[0].len // 8
         if self.n_ids >> 31:
             raise ValueError(f"{self.n_ids} ids in one call, at most {(1 << 31) - 1}")
@@ -88,9 +90,10 @@ cdef class Job:
     def wait(self, timeout_s=None):
         """Wait until every row is in its place.
 
-        Raises: TimeoutError (the job goes on), StoreCorrupt (row, offset, errno), RowStoreError (cancelled, forked).
+        Raises: TimeoutError (the job goes on), StoreCorrupt (row, offset, errno), EngineFailed (for good),
+        RowStoreError (cancelled, forked).
         """
-        cdef int64_t timeout_ns = -1 if timeout_s is None else max(0, <int64_t>(timeout_s * 1e9))
+        cdef int64_t timeout_ns = -1 if timeout_s is None or timeout_s > 9e9 else max(0, <int64_t>(timeout_s * 1e9))
         cdef rs_status status
         cdef bint interrupted = False
         while True:
@@ -305,8 +308,9 @@ cdef class RowStore:
         try:
             for number, i in self._index.items():
                 self._compare_ends(number, self._paths[number])
-        except StoreCorrupt as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM):
+        except (StoreCorrupt, EngineFailed) as error:
+            refused = error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+            if isinstance(error, StoreCorrupt) and not refused:
                 raise
             with nogil:
                 reader_close(&self._store.reader)
@@ -362,6 +366,11 @@ cdef class RowStore:
             )
         if status == RS_CANCELLED:
             return RowStoreError(f"the rows of layer {layer} were cancelled", hint="Submit them again.")
+        if status == RS_BROKEN:
+            return EngineFailed(
+                f"the row store's I/O thread stopped: {os.strerror(fault.error)}",
+                hint="Restart this rank; if it happens again, set pack.engine to threads.", errno=fault.error,
+            )
         path = self._paths[layer]
         why = "the file ends there" if status == RS_SHORT else os.strerror(fault.error)
         return StoreCorrupt(

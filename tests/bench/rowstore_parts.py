@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import mmap
+import json
 import os
 import resource
+import shutil
 import statistics
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from dsv41_rowstore import Partition, RowStore, layout, rows_path
 from dsv41_rowstore.rowbytes import crc32c
@@ -20,6 +22,11 @@ from dsv41_rowstore.rowbytes import crc32c
 HERE = Path(__file__).parent
 ROW = 264
 BLOCK = 65536
+RELEASED = {
+    "engram_layer_ids": [1, 14], "engram_max_ngram_size": 4, "engram_n_heads": 8, "engram_head_dim": 256,
+    "engram_vocab_size": 16_000_000, "engram_num_embeddings": [384_006_168, 384_016_682],
+    "engram_compressed_vocab_size": 99_092, "engram_pad_token_id": 2,
+}  # fmt: skip
 
 
 def say(text: str) -> None:
@@ -113,6 +120,12 @@ class Out:
 # ---- arms --------------------------------------------------------------------------------------------------
 
 
+class Arm(Protocol):
+    def gather(self, ids: Ids, out: Out) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Ours:
     def __init__(self, table: Table, cache_bytes: int = 0, **kwargs) -> None:
         self.store = RowStore.open(
@@ -150,52 +163,6 @@ class Threads:
         self.library.baseline_close(self.pool)
 
 
-class RowByRow:
-    """A peer that gives one row at a time: `read(row) -> 264 bytes`."""
-
-    def __init__(self, read: Callable[[int], bytes], close: Callable[[], None] = lambda: None) -> None:
-        self.read, self.close = read, close
-
-    def gather(self, ids: Ids, out: Out) -> None:
-        weight, scale = memoryview(out.weight).cast("B"), memoryview(out.scale).cast("B")
-        for i, row in enumerate(ids.ids):
-            raw = self.read(row)
-            weight[256 * i : 256 * i + 256] = raw[:256]
-            scale[8 * i : 8 * i + 8] = raw[256:264]
-
-
-def preadv_peer(table: Table) -> RowByRow:
-    fd = os.open(table.path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    buffer = bytearray(ROW)
-    view = [memoryview(buffer)]
-
-    def read(row: int) -> bytes:
-        os.preadv(fd, view, 4096 + row * ROW)
-        return buffer
-
-    return RowByRow(read, lambda: os.close(fd))
-
-
-def mmap_peer(table: Table) -> RowByRow:
-    with open(table.path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    mapped.madvise(mmap.MADV_RANDOM)
-    return RowByRow(lambda row: mapped[4096 + row * ROW : 4096 + row * ROW + ROW], mapped.close)
-
-
-def memmap_peer(table: Table) -> RowByRow | None:
-    try:
-        import numpy
-    except ImportError:
-        return None
-    rows = numpy.memmap(table.path, numpy.uint8, "r", 4096, (table.n_rows, ROW))
-    return RowByRow(lambda row: rows[row].tobytes())
-
-
-PEERS = {"preadv": preadv_peer, "mmap": mmap_peer, "numpy_memmap": memmap_peer}
-
-
 # ---- measuring ---------------------------------------------------------------------------------------------
 
 
@@ -208,6 +175,28 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def fio(path: Path, *options: str, seconds: float = 1.5) -> tuple[float, float] | None:
+    """Random direct reads of a file by fio: (reads a second, CPU us a read). None where it is not installed."""
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    done = subprocess.run(
+        [program, "--name=r", f"--filename={path}", "--readonly", "--rw=randread", "--direct=1", "--norandommap=1",
+         f"--runtime={seconds}", "--time_based=1", "--output-format=json", "--group_reporting=1", "--ioengine=io_uring",
+         "--fixedbufs=1", "--registerfiles=1", *options],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["read"]["runtime"] / 1e3
+    return job["read"]["iops"], busy / job["read"]["total_ios"] * 1e6
+
+
+def fio_batches(n: int) -> list[str]:
+    """fio's options for n reads at once, all back before the next n begin."""
+    return [f"--iodepth={n}", f"--iodepth_batch_submit={n}", f"--iodepth_batch_complete_min={n}",
+            f"--iodepth_batch_complete_max={n}"]  # fmt: skip
+
+
 class Samples:
     """Times of single calls of one arm, by round."""
 
@@ -216,8 +205,18 @@ class Samples:
         self.cpu_s = 0.0
         self.n_rows = 0
 
+    def time(self, arm: Arm, ids: Ids, out: Out) -> None:
+        cpu, begun = cpu_s(), time.perf_counter()
+        arm.gather(ids, out)
+        self.rounds[-1].append(time.perf_counter() - begun)
+        self.cpu_s += cpu_s() - cpu
+        self.n_rows += ids.n
+
     def all(self) -> list[float]:
         return sorted(t for times in self.rounds for t in times)
+
+    def cpu_us_per_row(self) -> float:
+        return self.cpu_s / self.n_rows * 1e6
 
     def quantile_us(self, q: float) -> float:
         times = self.all()
@@ -229,7 +228,7 @@ class Samples:
             "p50_us": round(self.quantile_us(0.5), 1),
             "p99_us": round(self.quantile_us(0.99), 1),
             "rows_per_s": round(batch / statistics.median(self.all())),
-            "cpu_us_per_row": round(self.cpu_s / self.n_rows * 1e6, 2),
+            "cpu_us_per_row": round(self.cpu_us_per_row(), 2),
             "round_p50_us": [round(m * 1e6, 1) for m in medians],
         }
 
@@ -253,11 +252,7 @@ def interleave(
                 samples, arm = found[name], arms[name]
                 if before_call:
                     before_call()
-                cpu, begun = cpu_s(), time.perf_counter()
-                arm.gather(ids, out)
-                samples.rounds[-1].append(time.perf_counter() - begun)
-                samples.cpu_s += cpu_s() - cpu
-                samples.n_rows += batch
+                samples.time(arm, ids, out)
                 if turn % 8 == 0 or batch > 1000:
                     table.check(ids, out)
     return found
@@ -268,3 +263,33 @@ def ratio(slow: Samples, fast: Samples) -> float:
     return statistics.median(
         statistics.median(a) / statistics.median(b) for a, b in zip(slow.rounds, fast.rounds, strict=True)
     )
+
+
+# ---- goals -------------------------------------------------------------------------------------------------
+
+class Bench:
+    """What is measured and which goals hold, over all parts of one run."""
+
+    def __init__(self, table: Table, args: argparse.Namespace) -> None:
+        self.table, self.args, self.seed = table, args, 1
+        self.goals: list[dict[str, object]] = []
+        self.measured: dict[str, object] = {}
+
+    def goal(
+        self, name: str, goal: str, figure: float | None, unit: str, holds: bool | None, note: str = ""
+    ) -> None:
+        entry = {"name": name, "goal": goal, "figure": figure, "unit": unit, "holds": holds}
+        self.goals.append(entry | ({"note": note} if note else {}))
+        say(
+            f"  {'holds' if holds else 'FAILS' if holds is False else 'not measured'}: {name}: {figure} {unit} ({goal})"
+        )
+
+    def at_least(self, name: str, goal: float, figure: float, unit: str = "x", note: str = "") -> None:
+        self.goal(name, f">= {goal}", round(figure, 3), unit, figure >= goal, note)
+
+    def at_most(self, name: str, goal: float, figure: float, unit: str = "x", note: str = "") -> None:
+        self.goal(name, f"<= {goal}", round(figure, 3), unit, figure <= goal, note)
+
+    def uniform(self, n: int):
+        self.seed += 1
+        return self.table.uniform(n, self.seed * 7919)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from dsv41_rowstore import LayerGeometry, Partition, engram_geometry, pack_layer, rows_path
 
+from tests.rowstore.bad_drive import Faulty
+
 LAYERS = (1, 14)
 
 
@@ -161,6 +163,19 @@ def packed(
         return done[key]
 
     return get
+
+
+@pytest.fixture
+def drive(checkpoint, packed, tmp_path):
+    """(tell, paths): the packed files of a world of one, behind a drive that does as it is told."""
+    real = packed(0, 1)
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    tell = Faulty(real[1].parent, mount)
+    yield tell, {layer: mount / path.name for layer, path in real.items()}
+    tell("go")
+    tell("end")
+    tell.process.wait(10)
 
 
 @pytest.fixture

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.rowstore import aarch64
 
 SOURCE = Path(__file__).parents[2] / "rowstore"
 
@@ -77,6 +80,26 @@ def test_a_wheel_built_twice_is_the_same_bytes(tmp_path):
         digests.append((wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest()))
     print(digests)
     assert digests[0] == digests[1]
+
+
+def test_every_test_that_the_failure_table_names_is_there():
+    here = Path(__file__).parent
+    named = set(re.findall(r"`(test_\w+)`", (here / "README.md").read_text()))
+    there = {name for file in here.glob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert len(named) > 20 and named <= there, named - there
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_whole_row_store_passes_its_tests_on_aarch64():
+    """Cross-compiled wheel, Debian's arm64 Python, qemu-user, where io_uring and AIO are refused: aarch64.py."""
+    if why := aarch64.missing():
+        pytest.skip(why)
+    done = subprocess.run([sys.executable, aarch64.__file__, "-q"], capture_output=True, text=True)
+    if "apt-get" in done.stdout + done.stderr and "failed; see above" in done.stderr:
+        pytest.skip("Debian's arm64 packages cannot be fetched here")
+    print(done.stdout[-500:])
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.rowstore.bad_drive import ENGINES
+
 MASK = (1 << 32) - 1
 
 
@@ -146,7 +148,7 @@ def test_readers_never_see_half_a_row_while_the_writer_evicts():
     assert not torn and seen[0] > 1000
 
 
-@pytest.mark.parametrize("engine", ["uring", "aio", "threads"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_callers_of_both_layers_at_once_always_get_their_rows(checkpoint, packed, engine, soak_s):
     """A cache of a few sets under four callers: evictions, merges and late hits happen all the time."""
     import time

@@ -11,6 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.rowstore.bad_drive import USABLE
+
 IDS = st.lists(st.one_of(st.integers(0, 1690), st.integers(0, 20)), max_size=300)
 
 
@@ -30,7 +32,7 @@ class StoreMachine(RuleBasedStateMachine):
         partition=st.sampled_from(Partition),
         cache_bytes=st.sampled_from([0, 5000, 60_000, 2_000_000]),
         ways=st.sampled_from([1, 16]),
-        engine=st.sampled_from(["uring", "aio", "threads"]),
+        engine=st.sampled_from(USABLE),
         read_bytes=st.sampled_from([None, 512, 8192]),
         queue_depth=st.sampled_from([1, 5, 128]),
     )

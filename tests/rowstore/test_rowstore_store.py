@@ -98,6 +98,15 @@ def test_buffers_of_the_wrong_size_or_type_are_refused(store):
         store.gather(1, ids, bytes(512), bytearray(16))
     with pytest.raises((BufferError, ValueError)):
         store.gather(1, memoryview(array("q", [1, 0, 2, 0]))[::2], bytearray(512), bytearray(16))
+    with pytest.raises(ValueError, match="ids must lie at a multiple of 8 bytes"):
+        store.gather(1, memoryview(bytearray(24))[1:17].cast("q"), bytearray(512), bytearray(16))
+
+
+@pytest.mark.parametrize("timeout_s", [None, float("inf"), 1e300])
+def test_a_wait_without_end_waits(store, timeout_s):
+    job = store.submit(1, array("q", range(400)), bytearray(256 * 400), bytearray(8 * 400))
+    job.wait(timeout_s)
+    assert job.done()
 
 
 @pytest.mark.parametrize(
