@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(status, table) -> None:  # type: ignore[no-untyped-def]
-    from .together import together
-
     from rich.console import Console
     from rich.table import Table
+
+    from .together import together
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     boot = status["boot"]["id"] if status["boot"] else "none"

@@ -110,7 +110,7 @@ def packed_rows(settings: Settings, node: str) -> str:
             return f"unreadable: {error}"
         common = (
             header.version, header.revision, header.layer, header.world_size, str(header.partition),
-            list(header.head_sizes), header.row_bytes, header.table_rows, header.segment_rows, header.source_digest,
+            list(header.head_sizes), header.row_bytes, header.table_rows, header.segment_rows,
         )  # fmt: skip
         digest.update(json.dumps(common).encode())
     return digest.hexdigest()
