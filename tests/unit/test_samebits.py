@@ -129,7 +129,8 @@ def test_the_driver_s_version_is_read_from_its_own_line(tmp_path: Path) -> None:
 
 HOLDS = """
 import mmap, sys
-held = [mmap.mmap(open(path).fileno(), 4096, prot=mmap.PROT_READ) for path in sys.argv[1:]]
+files = [open(path) for path in sys.argv[1:]]
+held = [mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) for file in files]
 print("mapped", flush=True)
 sys.stdin.read()
 """
