@@ -124,6 +124,7 @@ def nvme_tp3(
     with running(
         engine_python, pruned_checkpoint, directory,
         world_size=3, rows=packed(3, "balanced"), partition="balanced", revision=demo_revision,
+        adapters={"engram_nvme": {"staging_tokens": 24}},  # several chunks of rows in each prefill
     ) as engine:  # fmt: skip
         return record(engine)
 

@@ -19,6 +19,8 @@ from typing import Any
 from dsv41_adapters.report import ArmedReport, read_counters, read_reports
 from dsv41_rowstore import Partition, pack_layer
 
+from tests.engine.drive import Drive
+
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = "20261129T221500-4f1c9a2e"
 BOOT_S = 480.0
@@ -92,6 +94,8 @@ def write_plan(
     partition: str = "balanced",
     revision: str | None = None,
     adapters: dict[str, Any] | None = None,
+    cache_bytes: int = 1 << 20,
+    reader: str = "auto",
 ) -> Path:
     """A rank's plan as the supervisor writes it. `adapters` None asks for engram_nvme when there are rows."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -110,9 +114,9 @@ def write_plan(
             "directory": str(rows),
             "partition": partition,
             "revision": revision,
-            "cache_bytes": 1 << 20,
+            "cache_bytes": cache_bytes,
             "ways": 16,
-            "engine": "auto",
+            "engine": reader,
         },
     }
     path = directory / "plan.json"
@@ -166,6 +170,21 @@ class Engine:
             {"Content-Type": "application/json"},
         )
         return urllib.request.urlopen(request, timeout=timeout_s)
+
+    def status(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """What an answer that may be an error is: its HTTP status and its text."""
+        try:
+            with self._open(path, body) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, which is refused while a request runs."""
+        deadline = time.monotonic() + 30
+        while (refused := self.status("/flush_cache", {}))[0] != 200:
+            assert time.monotonic() < deadline, f"the prefix cache could not be emptied in 30 s: {refused}"
+            time.sleep(0.1)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         try:
@@ -246,6 +265,7 @@ def launch_rank(
     world_size: int,
     rendezvous: int,
     plan: Path | None,
+    more: dict[str, str] | None = None,
 ) -> Rank:
     """Start one rank; does not wait. `plan` None starts it as somebody would who never heard of us."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -253,6 +273,7 @@ def launch_rank(
     environment = engine_environment() | {
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(i % (os.cpu_count() or 1)) for i in range(world_size))
     }
+    environment |= more or {}
     if plan is not None:
         environment["DSV41_RANK_PLAN"] = str(plan)
     argv = [
@@ -285,8 +306,11 @@ def running(
     revision: str | None = None,
     with_plan: bool = True,
     adapters: dict[str, Any] | None = None,
+    cache_bytes: int = 1 << 20,
+    reader: str = "auto",
+    drives: dict[int, Drive] | None = None,
 ) -> Iterator[Engine]:
-    """A fleet that is ready, and gone afterwards."""
+    """A fleet that is ready, and gone afterwards. `drives`: what a rank reads its rows from, if not this machine's."""
     engine = Engine(world_size)
     rendezvous = free_port()
     try:
@@ -302,7 +326,10 @@ def running(
                     partition=partition,
                     revision=revision,
                     adapters=adapters,
+                    cache_bytes=cache_bytes,
+                    reader=reader,
                 )
+            drive = (drives or {}).get(number)
             engine.ranks.append(
                 launch_rank(
                     python,
@@ -312,6 +339,7 @@ def running(
                     world_size=world_size,
                     rendezvous=rendezvous,
                     plan=plan,
+                    more=None if drive is None else drive.environment,
                 )
             )
         engine.wait_ready()

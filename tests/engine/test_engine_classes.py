@@ -48,11 +48,29 @@ def test_rows_are_bit_identical_to_the_stock_lookup(
     assert seen["rows_owned"] == sum(config["engram_num_embeddings"])
 
 
-def test_a_failed_read_is_an_error_with_its_file_and_never_zeros(found: dict[str, Any]) -> None:
+def test_rows_that_are_submitted_ahead_in_chunks_are_bit_identical(found: dict[str, Any]) -> None:
+    seen = found["chunked"]
+    assert seen["equal"] is True
+    assert seen["flagged"] is False
+    # Two layers, chunks of 8 tokens, two chunks at a time.
+    assert seen["jobs_ahead"] == [n for tokens in (1, 7, 8, 9, 16, 17, 61) for n in 2 * [2 * min(2, -(-tokens // 8))]]
+
+
+def test_a_failed_read_is_nan_with_an_error_that_names_its_file(found: dict[str, Any]) -> None:
     seen = found["cut_short"]
-    assert seen["error"] == "StoreCorrupt"
-    assert "engram-l1-r0of1.bin" in seen["message"]
-    assert seen["reported"].startswith("a lookup in layer 1 failed: ")
+    assert seen["all_nan"] is True, "zeros or stale rows would look like an answer"
+    ((kind, message),) = seen["errors"]
+    assert kind == "StoreCorrupt"
+    assert "engram-l1-r0of1.bin" in message
+    assert seen["errors_of_the_second"] == 1
+
+
+def test_a_failed_read_flags_its_own_step_only(found: dict[str, Any]) -> None:
+    seen = found["cut_short"]
+    assert seen["flagged"] is True
+    assert seen["finite"] is True, "NaN would reach the sampler"
+    assert seen["flagged_afterwards"] is False
+    assert seen["errors_afterwards"] == 0
 
 
 def test_a_file_that_mixes_tables_with_other_tensors_gives_only_the_others(found: dict[str, Any]) -> None:

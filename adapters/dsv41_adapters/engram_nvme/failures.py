@@ -39,7 +39,7 @@ class Flags:
         self._last = layers[-1]
         self._is_cuda = device.type == "cuda"
         self._flags = torch.zeros(len(layers), dtype=torch.bool, device=device)
-        self._early = torch.zeros(len(layers), dtype=torch.bool, pin_memory=self._is_cuda)
+        self._early = torch.zeros(len(layers), dtype=torch.bool, device="cpu", pin_memory=self._is_cuda)
         self._early_event = torch.cuda.Event() if self._is_cuda else None
         self._is_early = False
 
@@ -61,7 +61,7 @@ class Flags:
             step = Step(self._flags.clone(), None, None)
             self._flags.zero_()
             return step
-        host = torch.empty(self._flags.shape, dtype=torch.bool, pin_memory=True)
+        host = torch.empty(self._flags.shape, dtype=torch.bool, device="cpu", pin_memory=True)
         event = torch.cuda.Event()
         with torch.cuda.stream(stream):
             host.copy_(self._flags, non_blocking=True)

@@ -136,8 +136,8 @@ class _Reading:
         if not self._left:
             return
         start, stop = self._left.pop(0)
-        weight = torch.empty(stop - start, WEIGHT_BYTES, dtype=torch.uint8)
-        scale = torch.empty(stop - start, SCALE_BYTES, dtype=torch.uint8)
+        weight = torch.empty(stop - start, WEIGHT_BYTES, dtype=torch.uint8, device="cpu")
+        scale = torch.empty(stop - start, SCALE_BYTES, dtype=torch.uint8, device="cpu")
         job: Job | Exception
         try:
             job = self._store.submit(self._layer, self._ids[start:stop].numpy(), weight.numpy(), scale.numpy())

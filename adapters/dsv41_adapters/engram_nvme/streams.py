@@ -114,9 +114,9 @@ class Stage:
 
     def __init__(self, store: RowStore, layer: int, n_rows: int) -> None:
         self._store, self._layer = store, layer
-        self.ids = torch.zeros(n_rows, dtype=torch.int64, pin_memory=True)
-        self.weight = torch.zeros(n_rows, WEIGHT_BYTES, dtype=torch.uint8, pin_memory=True)
-        self.scale = torch.zeros(n_rows, SCALE_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.ids = torch.zeros(n_rows, dtype=torch.int64, device="cpu", pin_memory=True)
+        self.weight = torch.zeros(n_rows, WEIGHT_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self.scale = torch.zeros(n_rows, SCALE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
         self.calls: dict[int, HostCall] = {}
         self.read = torch.cuda.Event()
         """The gather kernel is past this stage."""

@@ -23,7 +23,7 @@ from dsv41_adapters.engram_nvme.install import RankRows, embedding_class
 from dsv41_adapters.engram_nvme.spec import ADAPTER
 from dsv41_adapters.engram_nvme.tables import without_tables
 from dsv41_adapters.plan import RankPlan, RowsPlan
-from dsv41_adapters.report import Reporter, read_reports
+from dsv41_adapters.report import Reporter
 from safetensors.torch import load_file, save_file
 from sglang.srt.layers import engram
 from sglang.srt.model_loader.weight_utils import (
@@ -39,11 +39,15 @@ parallel = SimpleNamespace(tp_size=1, tp_rank=0)
 engram.get_parallel = lambda: parallel
 
 
-def our_class(rank: int, world_size: int, partition: str, rows: str) -> type[engram.EngramEmbedding]:
+def adapter_run(rank: int, world_size: int, partition: str, rows: str, **settings: Any) -> AdapterRun:
     rows_plan = RowsPlan(rows, partition, REVISION, 1 << 20, 16, "auto")
     plan = RankPlan("spark", rank, world_size, "boot", SCRATCH, {"engram_nvme": {}}, rows_plan)
     reporter = Reporter(SCRATCH, boot=plan.boot, rank=rank, role=Role.SCHEDULER)
-    return embedding_class(RankRows(AdapterRun(ADAPTER, ADAPTER.settings(), plan, reporter)))
+    return AdapterRun(ADAPTER, ADAPTER.settings(**settings), plan, reporter)
+
+
+def our_class(rank: int, world_size: int, partition: str, rows: str) -> type[engram.EngramEmbedding]:
+    return embedding_class(RankRows(adapter_run(rank, world_size, partition, rows)))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -83,24 +87,70 @@ def lookups(partition: str, world_size: int, rows: str) -> dict[str, Any]:
     return {"lookups": n_lookups, "equal": equal, "rows_owned": n_owned}
 
 
-def cut_short(rows: str) -> dict[str, str]:
-    """What a lookup does when the file under it lost its rows: fails with a reason, and gives no zeros."""
+def chunked(rows: str) -> dict[str, Any]:
+    """Ids that are submitted ahead, in chunks smaller than the lookup: every layer, through SGLang's own forward."""
+    parallel.tp_size, parallel.tp_rank = 1, 0
+    run = adapter_run(0, 1, "balanced", rows, staging_tokens=8)
+    ranks = RankRows(run)
+    ours, stock = {}, {}
+    for index, layer in enumerate(LAYOUT.layer_ids):
+        arguments = (LAYOUT.num_embeddings[index], CONFIG.engram_head_dim, layer, LAYOUT.column_bounds(index))
+        ours[layer], stock[layer] = embedding_class(ranks)(*arguments), engram.EngramEmbedding(*arguments)
+        table = load_file(CHECKPOINT / f"model-0000{3 + index}-of-00004.safetensors")
+        for plane in ("weight", "scale"):
+            parameter = getattr(stock[layer], plane)
+            parameter.weight_loader(parameter, table[f"layers.{layer}.engram.embed.{plane}"])
+    for embedding in ours.values():
+        embedding.finish_load("test")
+    n_columns = len(LAYOUT.column_bounds(0)) - 1
+    equal, jobs = True, []
+    for n_tokens in (1, 7, 8, 9, 16, 17, 61):
+        for is_ahead in (True, False, True):  # the first one after a pass that left its lookups behind
+            ids = torch.stack(
+                [torch.randint(0, n_rows, (n_tokens, n_columns)) for n_rows in LAYOUT.num_embeddings], dim=1
+            )
+            if is_ahead:
+                before = ranks.lookups.store.counters()["jobs"]
+                ranks.prefetch(ids)
+                jobs.append(ranks.lookups.store.counters()["jobs"] - before)
+            for index, layer in enumerate(LAYOUT.layer_ids):
+                equal &= same_bits(ours[layer](ids[:, index]), stock[layer](ids[:, index]))
+        ranks.prefetch(ids)
+    other = ids.clone()
+    equal &= same_bits(ours[1](other[:, 0]), stock[1](other[:, 0]))  # not the memory that was submitted
+    return {"equal": equal, "jobs_ahead": jobs, "flagged": ranks.flags.end_of_step(None).failed()}
+
+
+def cut_short(rows: str) -> dict[str, Any]:
+    """What a lookup gives when the file under it lost its rows: NaN, an error, a flag; the next step none of it."""
     parallel.tp_size, parallel.tp_rank = 1, 0
     damaged = SCRATCH / "damaged"
     damaged.mkdir()
     for file in Path(rows).iterdir():
         (damaged / file.name).write_bytes(file.read_bytes())
     layer, n_rows, bounds = LAYOUT.layer_ids[0], LAYOUT.num_embeddings[0], LAYOUT.column_bounds(0)
-    ours = our_class(0, 1, "balanced", str(damaged))(n_rows, CONFIG.engram_head_dim, layer, bounds)
+    ranks = RankRows(adapter_run(0, 1, "balanced", str(damaged)))
+    ours = embedding_class(ranks)(n_rows, CONFIG.engram_head_dim, layer, bounds)
     ours.finish_load("test")
+    whole = (damaged / f"engram-l{layer}-r0of1.bin").read_bytes()
     os.truncate(damaged / f"engram-l{layer}-r0of1.bin", 8192)
-    try:
-        ours._owned_rows(torch.arange(n_rows - 64, n_rows))
-    except Exception as error:
-        reports = read_reports(SCRATCH, "boot")
-        reasons = [str(report.adapters["engram_nvme"].reason) for report in reports]
-        return {"error": type(error).__name__, "message": str(error), "reported": reasons[-1]}
-    return {"error": "none"}
+    ids = torch.arange(n_rows - 64, n_rows)
+    raw = ours._owned_rows(ids)
+    first = [(type(error).__name__, str(error)) for error in ranks.take_errors()]
+    given = ours(ids)
+    flagged = ranks.flags.end_of_step(None).failed()
+    second = len(ranks.take_errors())
+    (damaged / f"engram-l{layer}-r0of1.bin").write_bytes(whole)
+    ours(ids)
+    return {
+        "all_nan": bool(raw.isnan().all()),
+        "errors": first,
+        "errors_of_the_second": second,
+        "flagged": flagged,
+        "finite": bool(given.isfinite().all()),
+        "flagged_afterwards": ranks.flags.end_of_step(None).failed(),
+        "errors_afterwards": len(ranks.take_errors()),
+    }
 
 
 def mixed_file() -> dict[str, list[str]]:
@@ -146,4 +196,14 @@ triples = [asked[i : i + 3] for i in range(0, len(asked), 3)]
 found = {
     f"{partition}-{world_size}": lookups(partition, int(world_size), rows) for partition, world_size, rows in triples
 }
-print(json.dumps({"lookups": found, "cut_short": cut_short(triples[0][2]), "mixed": mixed_file(), "tokens": tokens()}))
+print(
+    json.dumps(
+        {
+            "lookups": found,
+            "chunked": chunked(triples[0][2]),
+            "cut_short": cut_short(triples[0][2]),
+            "mixed": mixed_file(),
+            "tokens": tokens(),
+        }
+    )
+)

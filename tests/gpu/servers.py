@@ -1,0 +1,240 @@
+"""Real SGLang servers on one GPU, side by side: a tiny DeepSeek-V4.1 of the real widths, rows from packed files.
+
+The checkpoint comes from outside (`DSV41_GPU_CHECKPOINT`: the published tensor names, 8 layers, Engram at layers 1 and
+4), and so does an environment in which `sglang` can be imported. adapters/GPU.md says how both are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv41_rowstore import Partition, pack_layer, rows_path
+
+from tests.engine.drive import Drive
+from tests.engine.engines import Engine, Rank, free_port, write_plan
+
+LAYERS = (1, 4)
+WITNESS = Path(__file__).parent / "witness"
+ARGV = (
+    "--attention-backend", "dsv4", "--moe-runner-backend", "marlin", "--tp-size", "1", "--context-length", "4096",
+    "--max-total-tokens", "16384", "--max-running-requests", "8", "--mem-fraction-static", "0.5",
+    "--chunked-prefill-size", "2048", "--sampling-backend", "pytorch", "--trust-remote-code",
+    "--tool-call-parser", "deepseekv41", "--reasoning-parser", "deepseek-v41", "--skip-server-warmup",
+    "--cuda-graph-backend-prefill", "disabled",
+)  # fmt: skip
+EAGER = ("--cuda-graph-backend-decode", "disabled")
+GRAPH = ("--cuda-graph-max-bs-decode", "4")
+DSPARK = (*GRAPH, "--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "5")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One server of the session."""
+
+    name: str
+    argv: tuple[str, ...]
+    settings: dict[str, Any] | None
+    """engram_nvme's; None is the stock engine without a plan."""
+    witness: bool = True
+    drive: bool = True
+
+
+KINDS = (
+    Kind("eager", EAGER, {"staging_tokens": 256}),
+    Kind("graph", GRAPH, {"staging_tokens": 256}),
+    Kind("dspark", DSPARK, {"staging_tokens": 256}),
+    Kind("uring", GRAPH, {}, drive=False),
+    Kind("ahead", GRAPH, {}, witness=False),
+    Kind("late", GRAPH, {"prefetch": False}, witness=False),
+    Kind("stock", GRAPH, None, witness=False, drive=False),
+)
+
+
+@dataclass
+class Checkpoints:
+    """Two views of one checkpoint: `stock` has the tables, `pruned` has their files without a byte in them."""
+
+    stock: Path
+    pruned: Path
+    whole: Path
+    """As `stock`, with its own copy of the tables, to see whether they are read."""
+
+    def tables(self, folder: Path) -> list[Path]:
+        return [folder / f"tables-l{layer}.safetensors" for layer in LAYERS]
+
+
+def prepare(source: Path, target: Path) -> Checkpoints:
+    """The tables go to files of their own, as in the released checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    weight_map: dict[str, str] = index["weight_map"]
+    found = Checkpoints(target / "stock", target / "pruned", target / "whole")
+    for folder in (found.stock, found.pruned, found.whole):
+        folder.mkdir(parents=True)
+    mixed = {}
+    for layer in LAYERS:
+        names = [f"layers.{layer}.engram.embed.{plane}" for plane in ("weight", "scale")]
+        (file,) = {weight_map[name] for name in names}
+        tensors = load_file(source / file)
+        save_file({name: tensors.pop(name) for name in names}, found.stock / f"tables-l{layer}.safetensors")
+        save_file(tensors, found.stock / file)
+        mixed[file] = names
+        weight_map |= dict.fromkeys(names, f"tables-l{layer}.safetensors")
+    for file in source.iterdir():
+        if file.name in mixed or file.name == "model.safetensors.index.json":
+            continue
+        for folder in (found.stock, found.pruned, found.whole):
+            (folder / file.name).symlink_to(file.resolve())
+    for folder in (found.stock, found.pruned, found.whole):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        for file in mixed if folder is not found.stock else ():
+            (folder / file).symlink_to(found.stock / file)
+    for stock, whole, pruned in zip(*map(found.tables, (found.stock, found.whole, found.pruned)), strict=True):
+        shutil.copyfile(stock, whole)
+        pruned.touch()
+    return found
+
+
+class Server(Engine):
+    """One rank, with the drive it reads from and what its witness saw."""
+
+    def __init__(self, kind: Kind, rank: Rank, rows: Path | None, drive: Drive | None) -> None:
+        super().__init__(1, [rank])
+        self.kind, self.rows, self.drive = kind, rows, drive
+        self.problem: str | None = None
+        self.started = time.monotonic()
+
+    def wait(self, *, deadline: float) -> None:
+        """Until it is ready; `problem` says why it is not."""
+        while time.monotonic() < deadline:
+            if self.ranks[0].process.poll() is not None:
+                self.problem = (
+                    f"{self.kind.name} ended with {self.ranks[0].process.returncode}:\n{self.ranks[0].tail(60)}"
+                )
+                return
+            with contextlib.suppress(OSError):
+                self._open("/ready", None, timeout_s=5)
+                self.ready_s = time.monotonic() - self.started
+                return
+            time.sleep(0.25)
+        self.problem = f"{self.kind.name} was not ready in time:\n{self.ranks[0].tail(60)}"
+
+    def ask(self, ids: list[int], n_tokens: int, **more: Any) -> dict[str, Any]:
+        return self.post("/generate", request(ids, n_tokens, **more))
+
+    def seen(self) -> dict[str, Any]:
+        """What the witness counted, once it no longer changes."""
+        path = self.ranks[0].directory / "witness.json"
+        before: dict[str, Any] | None = None
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            time.sleep(0.15)
+            now = json.loads(path.read_text())
+            if now == before:
+                return now
+            before = now
+        raise AssertionError("the witness still counts after 20 s without a request")
+
+    def n_seen(self, mode: str) -> tuple[int, int]:
+        """Rows looked up and rows that differ, over both layers."""
+        counts = [layer[mode] for layer in self.seen()["counts"]]
+        return sum(n for n, _ in counts), sum(differ for _, differ in counts)
+
+    def n_different(self) -> int:
+        return sum(differ for layer in self.seen()["counts"] for _, differ in layer.values())
+
+
+def request(ids: list[int], n_tokens: int, **more: Any) -> dict[str, Any]:
+    sampling = {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True} | more.pop("sampling", {})
+    return {"input_ids": ids, "sampling_params": sampling, **more}
+
+
+def prompt(n_tokens: int, salt: int = 0) -> list[int]:
+    """Ids of the tiny vocabulary, the special ones left out."""
+    return [20 + (i * (7 + salt) + salt * 31 + i * i // 5) % 440 for i in range(n_tokens)]
+
+
+def launch(kind: Kind, checkpoints: Checkpoints, base: Path) -> Server:
+    directory = base / kind.name
+    directory.mkdir(parents=True)
+    environment = dict(os.environ)
+    rows = drive = None
+    if kind.settings is not None:
+        rows = directory / "rows"
+        for layer in LAYERS:
+            pack_layer(
+                checkpoints.stock, rows, layer=layer, rank=0, world_size=1,
+                partition=Partition.BALANCED, revision="tiny",
+            )  # fmt: skip
+        plan = write_plan(
+            directory, rows=rows, revision="tiny", adapters={"engram_nvme": kind.settings},
+            cache_bytes=0 if kind.drive else 1 << 20, reader="threads" if kind.drive else "auto",
+        )  # fmt: skip
+        environment |= {"DSV41_RANK_PLAN": str(plan), "SGLANG_PLUGINS": "dsv41"}
+    if kind.drive:
+        drive = Drive(directory / "drive")
+        environment |= drive.environment
+    if kind.witness:
+        environment |= {
+            "SGLANG_PLUGINS": "dsv41,witness",
+            "DSV41_WITNESS": str(directory / "witness.json"),
+            "DSV41_WITNESS_TABLES": str(checkpoints.stock),
+            "PYTHONPATH": f"{environment['PYTHONPATH']}:{WITNESS}",
+        }
+    folder = checkpoints.stock if rows is None else checkpoints.pruned if kind.drive else checkpoints.whole
+    port = free_port()
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--served-model-name", "demo"]
+    with open(directory / "engine.log", "wb") as log:
+        process = subprocess.Popen(
+            [*argv, "--host", "127.0.0.1", "--port", str(port), *ARGV, *kind.argv],
+            env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    return Server(kind, Rank(0, port, directory, process), rows, drive)
+
+
+def zero_row(rows: Path, layer: int, row: int) -> bytes:
+    """Put zeros where a row is; gives what was there. World size 1: the id is the place in the file."""
+    return write_row(rows, layer, row, bytes(264))
+
+
+def write_row(rows: Path, layer: int, row: int, content: bytes) -> bytes:
+    with open(rows_path(rows, layer, 0, 1), "r+b") as file:
+        file.seek(4096 + 264 * row)
+        before = file.read(264)
+        file.seek(4096 + 264 * row)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return before
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a file is in the page cache."""
+    n_bytes = path.stat().st_size
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), n_bytes) as mapped:
+        pages = (ctypes.c_ubyte * -(-n_bytes // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        status = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(n_bytes), pages)
+        del first
+        assert status == 0, os.strerror(ctypes.get_errno())
+        return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+def forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
