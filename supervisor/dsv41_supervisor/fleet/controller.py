@@ -575,11 +575,14 @@ class FleetController:
         failure = task.exception()
         if failure is not None:
             log.error("the fleet's loop failed; stopping the fleet", exc_info=failure)
-            self._record.wanted_up = False
             try:
                 await self._stop_all("the head's loop failed", LOST_GRACE_S)
             except Dsv41Error as left:
                 self.refusals = left.refusals
+            except Exception:
+                # The leases are not renewed any more: what is left stops by itself.
+                log.exception("stopping the fleet failed too")
+            self._record.wanted_up = False
             self._record.save()
             await self._give_up(f"a bug: {failure!r}")
 

@@ -116,7 +116,14 @@ class RemoteMember:
 
     async def stop(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
         body = {"why": why, "grace_s": grace_s, "keep_waiting": keep_waiting}
-        return await self._orders.call("POST", "/node/stop", body, timeout_s=grace_s + 40)
+        answer = await self._orders.call("POST", "/node/stop", body, timeout_s=grace_s + 40)
+        left, port_free = answer.get("members"), answer.get("port_free")
+        if not isinstance(left, list) or not isinstance(port_free, bool):
+            raise Dsv41Error(
+                f"{self.name} did not say what is left there, as a dsv41 supervisor does.", stage=Stage.RANK,
+                node=self.name, hint="Check that dsv41-supervisor there is of the head's version.",
+            )  # fmt: skip
+        return {"members": left, "port_free": port_free}
 
     async def drain(self) -> None:
         await self._orders.call("POST", "/node/drain", {})
@@ -126,7 +133,7 @@ class RemoteMember:
 
     async def tail(self, unit: str, n_lines: int) -> list[str]:
         answer = await self._orders.call("GET", f"/node/logs?unit={unit}&lines={n_lines}")
-        return [str(line) for line in answer["lines"]]
+        return [str(line) for line in answer.get("lines", ())]
 
     async def evidence(self) -> dict[str, Any]:
         return await self._orders.call("GET", "/node/evidence", timeout_s=EVIDENCE_S)
