@@ -68,15 +68,18 @@ def divert(network: Network, node: str, address: str, port: int) -> socket.socke
     Only that port is diverted; everything else, the engine's own connections too, goes where it went.
     """
 
+    own = str(next(n for n in network.nodes if n.name == node).management.ip)
+
     def build(ipr: IPRoute) -> socket.socket:
         loopback = ipr.link_lookup(ifname="lo")[0]
         table = 100
-        ipr.route("replace", dst=f"{address}/32", table=table, type="local", oif=loopback, scope="host")
+        # The source must be an address of this node: by itself the kernel would take the other one's.
+        ipr.route("replace", dst=f"{address}/32", table=table, type="local", oif=loopback, scope="host", prefsrc=own)
         ipr.rule("add", table=table, dst=address, dst_len=32, ip_proto=socket.IPPROTO_TCP, priority=100,
                  dport_range=f"{port}:{port}")  # fmt: skip
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        ip_freebind = 15
-        listening.setsockopt(socket.IPPROTO_IP, ip_freebind, 1)
+        ip_transparent = 19
+        listening.setsockopt(socket.IPPROTO_IP, ip_transparent, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
         listening.listen(128)
