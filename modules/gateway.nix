@@ -43,8 +43,8 @@ in
         ++ lib.optional gateway.require_key "api-keys:${node.path gateway.keys_file}";
         # One that is missing is named by the program, with its path.
         SetCredential = [
-          "fleet-key:"
-          "api-keys:"
+          "fleet-key:-"
+          "api-keys:-"
         ];
 
         AmbientCapabilities = lib.optional privileged "CAP_NET_BIND_SERVICE";

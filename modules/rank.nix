@@ -71,7 +71,7 @@ in
 
         CacheDirectory = "dsv41/engine";
         LoadCredential = [ "fleet-key:${node.path cfg.settings.fleet.key_file}" ];
-        SetCredential = [ "fleet-key:" ];
+        SetCredential = [ "fleet-key:-" ];
         # With "-": for a number that is not this node's the program says so, not the sandbox.
         ReadWritePaths = [ "-${node.path supervisor.run_dir}/rank-%i" ];
         LogExtraFields = node.logFields [ "DSV41_RANK=%i" ];

@@ -75,7 +75,7 @@ in
           "systemd-journal"
         ];
         LoadCredential = [ "fleet-key:${node.path fleet.key_file}" ];
-        SetCredential = [ "fleet-key:" ];
+        SetCredential = [ "fleet-key:-" ];
         OOMScoreAdjust = -1000;
         ManagedOOMPreference = "omit";
         Nice = -5;

@@ -7,19 +7,18 @@ from pathlib import Path
 
 FLEET_KEY = "fleet-key"
 API_KEYS = "api-keys"
+MISSING = b"-"
+"""Stands for a file that was missing when the unit started (SetCredential= beside LoadCredential= in the modules), so
+that the program says which file; systemd alone would end the unit with 243/CREDENTIALS."""
 
 
 def credential(name: str) -> Path | None:
-    """The file of a credential that this unit was given; None when there is none.
-
-    An empty one stands for a file that was missing when the unit started (SetCredential= beside LoadCredential= in the
-    modules), so that the program says which file, where systemd would only say "243/CREDENTIALS".
-    """
+    """The file of a credential that this unit was given; None when there is none."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
         return None
     path = Path(directory) / name
     try:
-        return path if path.stat().st_size > 0 else None
+        return None if path.read_bytes() == MISSING else path
     except OSError:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import logging
 import os
 import socket
@@ -111,6 +112,9 @@ class JournalHandler(logging.Handler):
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._text = _TextFormatter()
+        # As SyslogIdentifier= in the modules: dsv41-supervisor, dsv41-rank-0.
+        words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
+        self._identifier = "-".join(["dsv41", *words])
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -119,6 +123,7 @@ class JournalHandler(logging.Handler):
         values = {
             "MESSAGE": message[:MAX_MESSAGE_CHARACTERS],
             "PRIORITY": str(_PRIORITIES.get(record.levelno, 6)),
+            "SYSLOG_IDENTIFIER": self._identifier,
             "LOGGER": record.name,
             "CODE_FILE": record.pathname,
             "CODE_LINE": str(record.lineno),

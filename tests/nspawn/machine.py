@@ -14,13 +14,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pydantic
+
 ROOT = Path(__file__).resolve().parents[2]
+SITE = Path(pydantic.__file__).parents[1]
+"""Where the packages are that the checkout needs."""
 OPT = "/opt/dsv41"
+SHARED = "/srv/shared"
 BOOT_S = 120
 COMMAND_S = 120
 MASKED = ("systemd-firstboot.service", "systemd-journal-flush.service", "systemd-update-utmp.service")
@@ -41,7 +45,6 @@ mount -t tmpfs -o size=512m,mode=755 tmpfs "$work"
 mkdir "$work/upper" "$work/overlay" "$work/root"
 mount -t overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/overlay" overlay "$work/root"
 tr -d - < /proc/sys/kernel/random/uuid > "$work/root/etc/machine-id"
-cp "$PYTHON_PREFIX"/lib/libpython*.so.1.0 "$work/root/usr/lib/" 2>/dev/null || true
 exec systemd-nspawn --quiet --directory="$work/root" "$@"
 """
 
@@ -65,7 +68,7 @@ def why_not() -> str | None:
 
 @dataclass
 class Machine:
-    """One booted machine. `units` is its /etc/systemd/system; `shared` is bound at the same path inside."""
+    """One booted machine. `units` is its /etc/systemd/system; `shared` is its /srv/shared."""
 
     name: str
     work: Path
@@ -105,12 +108,12 @@ class Machine:
             str(self.work / "root"), str(self.cgroup),
             f"--machine={self.name}", "--register=no", "--keep-unit", "--boot", network, "--console=pipe",
             "--resolv-conf=off", "--timezone=off", "--link-journal=no",
-            f"--bind={self.units}:/etc/systemd/system", f"--bind={self.shared}",
+            f"--bind={self.units}:/etc/systemd/system", f"--bind={self.shared}:{SHARED}",
             f"--bind-ro={sys.base_prefix}:{OPT}/python", f"--bind-ro={ROOT}:{OPT}/src",
-            f"--bind-ro={sysconfig.get_paths()['purelib']}:{OPT}/site", f"--bind-ro={venv}:{OPT}/venv",
+            f"--bind-ro={SITE}:{OPT}/site", f"--bind-ro={venv}:{OPT}/venv",
             "systemd.unit=test.target", "systemd.log_target=journal-or-kmsg",
         ]  # fmt: skip
-        environment = os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "PYTHON_PREFIX": sys.base_prefix}
+        environment = os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
         with (self.work / "console").open("wb") as console:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, start_new_session=True
@@ -119,6 +122,9 @@ class Machine:
         while True:
             self.leader = self.leader or self._find_leader()
             if self.leader and self._reached():
+                # A Python with a library of its own looks for it where it was installed, which ProtectHome= may hide.
+                self.write("/etc/ld.so.conf.d/00-dsv41.conf", f"{OPT}/python/lib\n")
+                self.run("ldconfig")
                 return
             if self.process.poll() is not None or time.monotonic() > deadline:
                 said = (self.work / "console").read_text(errors="replace")
@@ -132,8 +138,9 @@ class Machine:
              "env", "--chdir=/", "-i", "PATH=/usr/bin:/usr/sbin:/bin:/sbin", *argv],
             capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        if check:
-            assert done.returncode == 0, f"{shlex.join(argv)} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        if check and done.returncode:
+            lines = self.journal("--lines=60") if argv[0] == "systemctl" else ""
+            raise AssertionError(f"{shlex.join(argv)} ended with {done.returncode}\n{done.stdout}{done.stderr}{lines}")
         return done
 
     def dsv41(self, *args: str, check: bool = True, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,226 @@
+"""A declared fleet under a real systemd: what an operator does with systemctl, and what systemd does by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from declared import API_KEY, FLEET_KEY, SETTINGS, Node, fleet_settings, wait_for
+from dsv41_supervisor.journal import Event
+from machine import OPT, Machine, why_not
+
+BOOT_S = 90
+CAP_KILL, CAP_SYS_PTRACE = 1 << 5, 1 << 19
+CAP_SYSLOG = 1 << 34
+"""Which a container has not."""
+ASK_BY_POLKIT = """
+import asyncio, sys
+from dsv41_supervisor.errors import Dsv41Error
+from dsv41_supervisor.units.systemd import SystemdUnits
+async def main():
+    units = SystemdUnits(sys.argv[1:])
+    await units.open()
+    for unit in sys.argv[1:]:
+        try:
+            await units.start(unit)
+            print(unit, "started")
+            await units.stop(unit, 0)
+            print(unit, "stopped")
+        except Dsv41Error as error:
+            print(unit, "refused:", error)
+    await units.close(stop_all=False)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, demo_checkpoint: Path, demo_revision: str
+) -> Iterator[list[Node]]:
+    """Three declared nodes, each on a machine of its own; supervisors, guards and the gateway run."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no machine with systemd: {reason}")
+    settings = fleet_settings(3, demo_revision)
+    nodes: list[Node] = []
+    try:
+        for rank in range(3):
+            work = tmp_path_factory.mktemp(f"node{rank}")
+            (work / "shared").mkdir()
+            first = nodes[0].machine if nodes else None
+            suffix = work.parent.name.rpartition("-")[2]
+            machine = Machine(f"dsv41n{rank}x{suffix}", work, work / "shared", first)
+            nodes.append(Node(f"spark{rank + 1}", rank, machine))
+            machine.boot()
+            nodes[-1].install(settings, demo_checkpoint)
+        for node in nodes:
+            node.machine.run("systemctl", "start", "dsv41-supervisor")
+        nodes[0].machine.run("systemctl", "start", "dsv41-gateway")
+        yield nodes
+        assert_nothing_is_left(nodes)
+    finally:
+        for node in reversed(nodes):
+            node.machine.power_off()
+
+
+def assert_nothing_is_left(nodes: list[Node]) -> None:
+    nodes[0].machine.run("systemctl", "stop", "dsv41-rank@0")
+    wait_for(lambda: not any(n.is_active() for n in nodes), "every rank to be gone", 60, *nodes)
+
+
+def serving(nodes: list[Node]) -> None:
+    """Bring the fleet up as an operator does; returns when `systemctl start` does."""
+    nodes[0].machine.run("systemctl", "start", "dsv41-rank@0", timeout_s=BOOT_S)
+    assert nodes[0].status()["state"] == "serving"
+
+
+def told(node: Node, kind: Event) -> str:
+    return node.machine.journal(f"MESSAGE_ID={kind.value}")
+
+
+def test_a_supervisor_says_what_it_does_and_is_no_longer_root(fleet: list[Node]) -> None:
+    for node in fleet:
+        shown = node.machine.show("dsv41-supervisor", "ActiveState", "StatusText", "User", "WatchdogUSec", "MainPID")
+        assert (shown["ActiveState"], shown["User"], shown["WatchdogUSec"]) == ("active", "dsv41-supervisor", "10s")
+        expected = f"rank {node.rank} on {node.name} absent"
+        assert shown["StatusText"] == (f"fleet down; {expected}" if node.rank == 0 else expected)
+        status = node.machine.run("cat", f"/proc/{shown['MainPID']}/status").stdout
+        held = int(re.search(r"^CapEff:\s+(\S+)$", status, re.M).group(1), 16)  # type: ignore[union-attr]
+        assert held & ~CAP_SYSLOG == CAP_KILL | CAP_SYS_PTRACE, hex(held)
+        rss_kib = int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.M).group(1))  # type: ignore[union-attr]
+        print(f"{node.name}: supervisor RSS {rss_kib / 1024:.1f} MiB")
+
+
+def test_no_unit_has_a_secret_in_its_arguments_or_environment(fleet: list[Node]) -> None:
+    serving(fleet)
+    for node in fleet:
+        found = node.machine.run("sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null", check=False)
+        assert FLEET_KEY not in found.stdout
+        assert API_KEY not in found.stdout
+
+
+def test_systemctl_start_of_rank_0_brings_the_fleet_up_and_stop_takes_it_down(fleet: list[Node]) -> None:
+    head = fleet[0].machine
+    serving(fleet)
+    assert all(node.is_active() for node in fleet)
+    for node in fleet:
+        assert node.machine.show(node.unit, "StatusText")["StatusText"] == "ready"
+    asked = head.dsv41("smoke", "--settings", SETTINGS, "--json", check=False)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    before = [node.invocation() for node in fleet]
+    head.run("systemctl", "start", "dsv41-rank@0")
+    assert [node.invocation() for node in fleet] == before
+
+    head.run("systemctl", "stop", "dsv41-rank@0")
+    wait_for(lambda: fleet[0].status().get("state") == "down", "the fleet to be down", 60, *fleet)
+    for node in fleet:
+        shown = node.machine.show(node.unit, "ActiveState", "Result")
+        assert shown == {"ActiveState": "inactive", "Result": "success"}, (node.name, shown)
+    assert "stopped by hand (systemctl stop dsv41-rank@0)" in told(fleet[0], Event.STOPPED_BY_HAND)
+    assert head.show("dsv41-supervisor", "StatusText")["StatusText"].startswith("fleet down")
+
+
+def test_a_rank_killed_by_hand_is_a_loss_and_the_fleet_comes_back(fleet: list[Node]) -> None:
+    serving(fleet)
+    before = [node.invocation() for node in fleet]
+    fleet[1].machine.run("kill", "-9", fleet[1].main_pid())
+    wait_for(lambda: told(fleet[0], Event.RECOVERY_STARTED).count("recovering"), "the recovery", 30, *fleet)
+    wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to serve again", BOOT_S, *fleet)
+    assert all(node.is_active() for node in fleet)
+    assert not set(before) & {node.invocation() for node in fleet}
+
+
+def test_supervisors_restarted_while_serving_keep_every_rank(fleet: list[Node]) -> None:
+    serving(fleet)
+    ranks = [node.main_pid() for node in fleet]
+    for node in (fleet[1], fleet[0]):
+        node.machine.run("systemctl", "restart", "dsv41-supervisor")
+        wait_for(lambda: fleet[0].status().get("state") == "serving", f"{node.name} taken up again", 60, *fleet)
+    assert [node.main_pid() for node in fleet] == ranks
+    assert "adopted boot" in told(fleet[0], Event.FLEET_ADOPTED)
+
+
+def test_a_supervisor_that_stands_still_is_ended_by_the_watchdog_and_its_rank_lives_on(fleet: list[Node]) -> None:
+    serving(fleet)
+    ranks = [node.main_pid() for node in fleet]
+    frozen = fleet[0].main_pid("dsv41-supervisor")
+    fleet[0].machine.run("kill", "-STOP", frozen)
+    wait_for(
+        lambda: fleet[0].main_pid("dsv41-supervisor") not in ("0", frozen) and fleet[0].is_active("dsv41-supervisor"),
+        "another supervisor", 60, fleet[0],
+    )  # fmt: skip
+    assert "Watchdog timeout (limit 10s)" in fleet[0].machine.journal("--unit=dsv41-supervisor")
+    wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to be taken over", 60, *fleet)
+    assert [node.main_pid() for node in fleet] == ranks
+
+
+def test_a_start_that_cannot_be_is_refused_with_its_reason(fleet: list[Node]) -> None:
+    head, worker = fleet[0].machine, fleet[2].machine
+    head.run("systemctl", "stop", "dsv41-rank@0")
+    wait_for(lambda: fleet[0].status().get("state") == "down", "the fleet to be down", 60, *fleet)
+    worker.run("systemctl", "stop", "dsv41-supervisor")
+    try:
+        done = head.run("systemctl", "start", "dsv41-rank@0", check=False, timeout_s=BOOT_S)
+        assert done.returncode != 0
+        assert "not admitted: the boot failed. Run dsv41 status" in head.journal("--unit=dsv41-rank@0")
+        refusals = fleet[0].status()["refusals"]
+        assert re.search("supervisor.* does not answer", refusals[0]["what"]), refusals
+        assert fleet[0].status()["wanted"] == "down"
+    finally:
+        worker.run("systemctl", "start", "dsv41-supervisor")
+    serving(fleet)
+
+
+def test_a_rank_of_another_node_is_refused_by_its_program(fleet: list[Node]) -> None:
+    done = fleet[0].machine.run("systemctl", "start", "dsv41-rank@2", check=False)
+    assert done.returncode != 0
+    assert "spark1 runs rank 0, not 2. Start dsv41-rank@0 here" in fleet[0].machine.journal("--unit=dsv41-rank@2")
+
+
+def test_the_supervisors_user_may_start_its_own_units_alone(fleet: list[Node]) -> None:
+    head = fleet[0].machine
+    done = head.run(
+        "setpriv", "--reuid=dsv41-supervisor", "--regid=dsv41-supervisor", "--clear-groups", f"{OPT}/venv/bin/python",
+        "-c", ASK_BY_POLKIT, "dsv41-probe", "dsv41-rank@1", "dbus", "dsv41-gateway",
+    )  # fmt: skip
+    said = done.stdout.splitlines()
+    assert said[:2] == ["dsv41-probe started", "dsv41-probe stopped"], done.stdout + done.stderr
+    # The last two run already, so it is stopping them that is refused.
+    refused = [line.split(" refused: ")[0] for line in said if "may not be" in line and "by this user" in line]
+    assert refused == ["dsv41-rank@1", "dbus", "dsv41-gateway"], said
+    assert head.run("systemctl", "is-active", "dbus", "dsv41-gateway", check=False).stdout == "active\nactive\n"
+
+
+def test_the_journal_finds_every_line_by_node_and_stage_and_explains_events(fleet: list[Node]) -> None:
+    serving(fleet)
+    head = fleet[0].machine
+    head.run("journalctl", "--update-catalog")
+    explained = head.journal("-x", f"MESSAGE_ID={Event.FLEET_SERVING.value}")
+    assert "serves after" in explained
+    assert "Subject: The fleet serves" in explained
+    raw = head.run("journalctl", "--output=json", "-n1", f"MESSAGE_ID={Event.STAGE_DONE.value}").stdout
+    line = json.loads(raw)
+    wanted = {"DSV41_NODE": "spark1", "DSV41_RANK": "0", "DSV41_STAGE": "pack", "DSV41_WORLD_SIZE": "3"}
+    assert {k: line[k] for k in wanted} == wanted
+    assert line["_SYSTEMD_UNIT"] == "dsv41-supervisor.service"
+    # Lines that the engine prints by itself carry the fields too (LogExtraFields=).
+    assert head.journal("DSV41_RANK=0", "_SYSTEMD_UNIT=dsv41-rank@0.service").count("\n") > 5
+    assert fleet[0].machine.dsv41("logs", "spark2", "--settings", SETTINGS).stdout.strip()
+
+
+def test_a_missing_key_is_named_and_not_tried_again(fleet: list[Node]) -> None:
+    machine = fleet[2].machine
+    machine.run("systemctl", "stop", "dsv41-rank@0", check=False)
+    machine.run("mv", "/etc/dsv41/fleet-key", "/etc/dsv41/fleet-key.away")
+    try:
+        machine.run("systemctl", "restart", "dsv41-supervisor", check=False)
+        wait_for(lambda: machine.show("dsv41-supervisor", "ActiveState")["ActiveState"] == "failed", "its end", 30)
+        assert machine.show("dsv41-supervisor", "ExecMainStatus")["ExecMainStatus"] == "78"
+        said = machine.journal("--unit=dsv41-supervisor", "--lines=20")
+        assert "the fleet key /etc/dsv41/fleet-key cannot be read: No such file or directory" in said
+    finally:
+        machine.run("mv", "/etc/dsv41/fleet-key.away", "/etc/dsv41/fleet-key")
+        machine.run("systemctl", "start", "dsv41-supervisor")
