@@ -3,7 +3,7 @@
 PYTHON ?= python3
 DSV41 := .venv/bin/dsv41
 .DEFAULT_GOAL := help
-.PHONY: help demo engine test test-fast test-engine test-nix test-vm lint bench schema clean
+.PHONY: help demo engine test test-fast test-engine test-nix test-systemd test-vm lint bench schema clean
 
 help:
 	@echo "make demo                         a three-rank fleet on this machine; Ctrl-C stops it"
@@ -35,6 +35,10 @@ test-engine: .venv engine
 
 test-nix: .venv
 	.venv/bin/pytest tests/eval $(ARGS)
+
+# Containers with a real systemd run the rendered units; needs root, systemd-container, dbus and polkitd.
+test-systemd: .venv
+	.venv/bin/pytest tests/nspawn tests/units_contract $(ARGS)
 
 test-vm:
 	@echo "make test-vm: there are no VM tests yet (issue 5); nothing was run." >&2; exit 69

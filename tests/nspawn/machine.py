@@ -61,6 +61,8 @@ def why_not() -> str | None:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (apt-get install systemd-container dbus polkitd)"
+    if not Path("/usr/lib/polkit-1/polkitd").exists():
+        return "not installed: polkitd (apt-get install polkitd)"
     if "overlay" not in Path("/proc/filesystems").read_text():
         return "this kernel has no overlayfs"
     return None
