@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,6 +49,21 @@ def conditions(table: Table, args: argparse.Namespace) -> dict[str, object]:
     }  # fmt: skip
 
 
+def markdown(bench: Bench, where: dict[str, object], argv: list[str]) -> str:
+    """The goals as a table for people; rowstore/BENCHMARK.md carries one."""
+    held = {True: "yes", False: "**no**", None: "not measured"}
+    lines = [
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, {where['cores']} cores {where['cpu']}, Linux {where['kernel']}, "
+        f"table of {where['table_gib']} GiB, load {where['load_average_before'][0]:.1f} before and "
+        f"{where['load_average_after'][0]:.1f} after; `python tests/bench/rowstore.py {' '.join(argv)}`",
+        "", "| what | goal | figure | holds | what bounds it |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for goal in bench.goals:
+        figure = "" if goal["figure"] is None else f"{goal['figure']:.4g} {goal['unit']}".strip()
+        lines.append(f"| {goal['name']} | {goal['goal']} | {figure} | {held[goal['holds']]} | {goal.get('note', '')} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,6 +75,7 @@ def main() -> None:
     parser.add_argument("--tokens", help="a file of int32 token ids to use as text")
     parser.add_argument("--cache-mib", type=int, default=None, help="cache of the text replay, one layer")
     parser.add_argument("--only", help=f"comma-separated parts: {','.join(PARTS)}")
+    parser.add_argument("--markdown", help="write the goals as a table there, too")
     args = parser.parse_args()
     args.cache_mib = args.cache_mib or (32 if args.quick else 2048)
     directory = Path(args.dir) / ("quick" if args.quick else "full")
@@ -71,6 +88,8 @@ def main() -> None:
         say(f"{part} …")
         PARTS[part](bench)
     where["load_average_after"] = os.getloadavg()
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(bench, where, sys.argv[1:]))
     print(json.dumps({"conditions": where, "goals": bench.goals, "measured": bench.measured}, indent=1))
 
 

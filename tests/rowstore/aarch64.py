@@ -81,8 +81,10 @@ def build_wheel(root: Path) -> Path:
         "_PYTHON_SYSCONFIGDATA_NAME": "_sysconfigdata__aarch64-linux-gnu", "CC": "aarch64-linux-gnu-gcc",
         "LDSHARED": "aarch64-linux-gnu-gcc -shared", "CFLAGS": f"-I{include}/python{VERSION} -I{include}",
     }  # fmt: skip
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, source, env=env,
-        stdout=subprocess.DEVNULL)  # fmt: skip
+    argv = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), str(source)]
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout[-5000:]}\naarch64: the wheel could not be built; see above")
     (wheel,) = out.glob("*linux_aarch64.whl")
     return wheel
 
