@@ -1,5 +1,5 @@
-# The daemon of every node: facts, checks, the sequence of the fleet, and the memory guard. It runs always, and it is
-# the last thing on the machine that may be killed: a Spark out of memory hangs until someone pulls its power cord.
+# The daemon of every node: facts, checks, the sequence of the fleet. It runs always, and with the memory guard it is the
+# last thing on the machine that may be killed.
 {
   config,
   lib,
@@ -9,7 +9,7 @@
 let
   cfg = config.services.dsv41;
   node = import ./node.nix args;
-  inherit (cfg.settings) engine fleet supervisor;
+  inherit (cfg.settings) alerts engine fleet supervisor;
   capabilities = [
     "CAP_KILL"
     "CAP_SYSLOG"
@@ -43,7 +43,7 @@ in
         "network-online.target"
         "dbus.service"
       ];
-      # The memory guard has no business giving up, however often it was restarted.
+      # It has no business giving up, however often it was restarted.
       startLimitIntervalSec = 0;
 
       serviceConfig = node.hardening // {
@@ -74,8 +74,10 @@ in
           "dsv41"
           "systemd-journal"
         ];
-        LoadCredential = [ "fleet-key:${node.path fleet.key_file}" ];
-        SetCredential = [ "fleet-key:-" ];
+        LoadCredential = [
+          "fleet-key:${node.path fleet.key_file}"
+        ] ++ lib.optional (alerts.webhook_url_file != null) "webhook-url:${node.path alerts.webhook_url_file}";
+        SetCredential = [ "fleet-key:-" ] ++ lib.optional (alerts.webhook_url_file != null) "webhook-url:-";
         OOMScoreAdjust = -1000;
         ManagedOOMPreference = "omit";
         Nice = -5;

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 FLEET_KEY = "fleet-key"
+WEBHOOK_URL = "webhook-url"
 API_KEYS = "api-keys"
 MISSING = b"-"
 """Stands for a file that was missing when the unit started (SetCredential= beside LoadCredential= in the modules), so

@@ -89,7 +89,7 @@ class NodeAgent:
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
-        self.fabric = NodeFabric(settings, node, self.changes.bump)
+        self.fabric = NodeFabric(settings, node, self._rails_changed)
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""
@@ -100,6 +100,7 @@ class NodeAgent:
         self.rails = RailHistory(settings.fleet.nodes[node].rails)
         self.head_is_silent: Callable[[str], None] | None = None
         """Told by a worker that lost its head; nobody else can."""
+        self._was_degraded = False
         self._bits: dict[str, str] = {}
         self._running_bits: dict[str, str] = {}
         self._watch = RankWatch(self)
@@ -352,9 +353,28 @@ class NodeAgent:
             if self.notices.add("memory-kill", kill_sentence(message), subject=message["boot"]):
                 event(Event.MEMORY_FLOOR, kill_sentence(message), logging.ERROR, stage=Stage.RANK)
         elif what in ("warning", "fact"):
-            self.notices.add(message["kind"], message["sentence"])
-            self._warn(message["sentence"])
+            kind = Event.GPU_NO_MEMORY if message["kind"] == "gpu-no-memory" else Event.MEMORY_LOW
+            # A driver that is out of memory says so hundreds of times: the first is told, the count is in the status.
+            if message.get("first", True) and self.notices.add(message["kind"], message["sentence"]):
+                event(kind, message["sentence"], logging.WARNING, stage=Stage.RANK)
+                self._warn(message["sentence"])
         self.changes.bump()
+
+    def _rails_changed(self) -> None:
+        """The rails are not as they were at launch, or are again."""
+        if self.fabric.watch.degraded:
+            self._was_degraded = True
+            self.notices.add("fabric-degraded", "; ".join(map(str, self.fabric.watch.changes)))
+        elif self._was_degraded:
+            self._was_degraded = False
+            self.notices.add("fabric-restored", "the rails are as they were at launch again")
+        self.changes.bump()
+
+    def guard_is_missing(self, for_s: float) -> None:
+        """A rank runs and nobody guards its memory but this supervisor."""
+        sentence = f"the memory guard has not answered for {for_s:.0f} s while rank {self.rank_number} runs"
+        if self.notices.add("guard-missing", sentence, subject=self.leases.boot.id if self.leases.boot else ""):
+            event(Event.GUARD_MISSING, sentence, logging.ERROR, stage=Stage.RANK)
 
     async def memory_below_floor(self, available_bytes: int) -> None:
         """Kill the rank now: an out-of-memory GB10 needs its power cord pulled. Only when the guard cannot."""

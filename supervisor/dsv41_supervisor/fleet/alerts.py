@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -18,8 +19,9 @@ from typing import Any
 
 import aiohttp
 
+from ..credentials import WEBHOOK_URL, credential
 from ..incident.redact import Redactor
-from ..journal import log
+from ..journal import Event, event, log
 from ..settings import AlertKind, Settings
 
 FORMAT = 1
@@ -63,14 +65,14 @@ class Alerts:
             self._suppressed[key] = self._suppressed.get(key, 0) + 1
             return False
         self._told[key] = now
-        event = {
+        told = {
             "format": FORMAT, "kind": kind, "severity": SEVERITY.get(known, "error"), "sentence": sentence,
             "fleet": self._settings.fleet.name, "node": node, "told_by": self._node, "at": round(time.time(), 3),
             "not_told_since": self._suppressed.pop(key, 0), **more,
         }  # fmt: skip
         if len(self._queue) == MAX_QUEUED:
             log.error("alerts pile up; the oldest is dropped: %s", self._queue[0]["sentence"])
-        self._queue.append(event)
+        self._queue.append(told)
         self._news.set()
         return True
 
@@ -85,9 +87,9 @@ class Alerts:
             if self._session is not None:
                 await self._session.close()
 
-    async def _deliver(self, event: dict[str, Any]) -> None:
+    async def _deliver(self, told: dict[str, Any]) -> None:
         alerts = self._settings.alerts
-        body = json.dumps(Redactor().value(event), ensure_ascii=False)
+        body = json.dumps(Redactor().value(told), ensure_ascii=False)
         ways = []
         if alerts.command is not None:
             ways.append(self._run_command(body))
@@ -96,7 +98,7 @@ class Alerts:
         failures = [f for f in await asyncio.gather(*ways) if f is not None]
         for failure in failures:
             self.last_failure = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {failure}"
-            log.error("an alert (%s) was not delivered: %s", event["kind"], failure)
+            event(Event.NOT_KEPT_OR_TOLD, f"an alert ({told['kind']}) was not delivered: {failure}", logging.ERROR)
         self.n_delivered += len(ways) - len(failures)
 
     async def _run_command(self, body: str) -> str | None:
@@ -127,7 +129,7 @@ class Alerts:
         """Why it failed, or None. The URL is a secret: it is in no message."""
         alerts = self._settings.alerts
         assert alerts.webhook_url_file is not None
-        path = Path(self._settings.path(alerts.webhook_url_file, self._node))
+        path = credential(WEBHOOK_URL) or Path(self._settings.path(alerts.webhook_url_file, self._node))
         try:
             url = (await asyncio.to_thread(path.read_text)).strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ from ..errors import Dsv41Error
 from ..incident import bundle
 from ..incident.evidence import collect
 from ..incident.redact import Redactor, secrets_of
-from ..journal import log
+from ..journal import Event, event, log
 from ..node import NodeAgent
 from ..settings import Settings
 from .alerts import Alerts
@@ -135,10 +135,10 @@ class Desk:
                     bundle.write, self.directory, name, parts, limits.max_bytes, limits.max_bundles
                 )
             self.last_name = name
-            log.info("incident kept: %s", name)
+            event(Event.INCIDENT_KEPT, f"incident kept: {name}")
         except OSError as error:
             self.last_failure = f"the bundle {name} could not be written: {error.strerror or error}"
-            log.error("%s", self.last_failure)
+            event(Event.NOT_KEPT_OR_TOLD, self.last_failure, logging.ERROR)
         except Exception:
             # A bundle that fails must never take the recovery with it.
             self.last_failure = f"the bundle {name} could not be made: a bug; see the supervisor's log"
@@ -207,5 +207,4 @@ class Desk:
 
     def _notice(self, node: str, notice: Mapping[str, Any]) -> None:
         kind, sentence = str(notice["kind"]), f"{node}: {notice['sentence']}"
-        log.log(logging.WARNING, "notice %s: %s", kind, sentence)
         self.tell(kind, sentence, node=node, incident=kind in WORTH_A_BUNDLE)

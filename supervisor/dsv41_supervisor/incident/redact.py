@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from ..credentials import API_KEYS, FLEET_KEY, WEBHOOK_URL, credential
 from ..settings import Settings
 
 GONE = "[removed]"
@@ -92,11 +92,14 @@ def _named(match: re.Match[str]) -> str:
 def secrets_of(settings: Settings, node: str) -> list[str]:
     """Every secret this node can read: fleet key, API keys, the webhook's URL. Unreadable ones are left out."""
     found: list[str] = []
+    files = [credential(FLEET_KEY), credential(WEBHOOK_URL), credential(API_KEYS)]
     for template in (settings.fleet.key_file, settings.gateway.keys_file, settings.alerts.webhook_url_file):
-        if template is None:
+        files.append(settings.path(template, node) if template is not None else None)
+    for path in files:
+        if path is None:
             continue
         try:
-            lines = Path(settings.path(template, node)).read_text(errors="replace").splitlines()
+            lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
         for line in map(str.strip, lines):

@@ -40,6 +40,17 @@ MAX_LINE_BYTES = 64 << 10
 _LINE_END = re.compile(rb"[\r\n]+")
 
 
+RANK_OOM_SCORE = 500
+"""If memory runs out all the same, the kernel takes the rank, and not its supervisor or sshd (as modules/rank.nix)."""
+
+
+def _prefer_to_be_killed() -> None:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < RANK_OOM_SCORE:
+            file.seek(0)
+            file.write(str(RANK_OOM_SCORE))
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -53,6 +64,7 @@ async def run(settings: Settings, node: str, rank: int) -> int:
             hint=f"Start dsv41-rank@{expected} here, or run on {settings.fleet.by_rank(rank)}."
             if rank < settings.fleet.world_size else f"Ranks of this fleet are 0 to {settings.fleet.world_size - 1}.",
         )  # fmt: skip
+    _prefer_to_be_killed()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

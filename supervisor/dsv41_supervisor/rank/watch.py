@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 ENGINE_LOOK_S = 2.0
 """Between two looks at the head's engine; each costs it one pass over its metrics."""
+GUARD_AWAY_S = 5.0
+"""A guard that is restarted is back sooner."""
 REPORT_TIMEOUT_S = 15
 """A rank process that has not reported for this long is frozen (it reports every second)."""
 
@@ -116,7 +118,7 @@ class RankWatch:
 
     async def _guard_memory(self) -> None:
         """The least memory seen while the rank runs; and the guard's second, while the guard itself is away."""
-        guard, agent = self._settings.guard, self._agent
+        guard, agent, missing = self._settings.guard, self._agent, False
         while True:
             await asyncio.sleep(guard.period_s)
             if agent.rank.state not in RUNNING:
@@ -124,7 +126,14 @@ class RankWatch:
                 continue
             available = memory_available_bytes()
             self.low_water_bytes = min(available, self.low_water_bytes or available)
-            if available < guard.floor_bytes and not agent.guard.connected:
+            lost_at_s = agent.guard.lost_at_s
+            if lost_at_s is None:
+                missing = False
+                continue
+            if not missing and time.monotonic() - lost_at_s > GUARD_AWAY_S:
+                missing = True
+                agent.guard_is_missing(time.monotonic() - lost_at_s)
+            if available < guard.floor_bytes:
                 await agent.memory_below_floor(available)
 
 
