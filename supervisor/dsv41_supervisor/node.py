@@ -22,13 +22,29 @@ from dsv41_adapters.registry import discover
 from dsv41_adapters.report import read_counters, read_reports
 
 from . import __version__
-from .atomic import read_json, read_state, set_aside, write_json
+from .atomic import read_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.agent import NodeFabric
 from .fabric.carrier import carrier
 from .fleet import bits
-from .fleet.lease import LeaseBook, StaleBoot
+from .fleet.keeper import LeaseKeeper
+from .fleet.lease import (
+    RAN_OUT,
+    Failed,
+    Gone,
+    Grant,
+    Hold,
+    LeaseBook,
+    Looked,
+    Renew,
+    Stamp,
+    Start,
+    StartRank,
+    Stop,
+    StopRank,
+    Tick,
+)  # fmt: skip
 from .guard.link import GuardLink, Message, kill_sentence
 from .incident.rails import RailHistory
 from .journal import Event, event, fields, log
@@ -36,8 +52,9 @@ from .notices import Notices
 from .pack import PROGRESS
 from .rank.health import EngineProbe, judge_arming
 from .rank.kv_budget import KvBudget, kv_budget
+from .rank.memory import MemoryLevel
 from .rank.phases import Phase
-from .rank.plan import Boot, LaunchPlan, launch_plan, report_dir
+from .rank.plan import PLAN, Boot, LaunchPlan, launch_plan, report_dir
 from .rank.record import ENDED, RUNNING, RankRecord
 from .rank.state import RankEvent, RankState, advance
 from .rank.watch import RankWatch
@@ -52,7 +69,6 @@ FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TURNED_AWAY_S = 3.0
 N_LAST_LINES = 40
-STATE_FORMAT = 1
 
 
 def rank_unit(rank: int) -> str:
@@ -80,9 +96,8 @@ class NodeAgent:
         self.rank_number = settings.fleet.nodes[node].rank
         self.changes = Changes()
         self.units = units
-        self._state_path = settings.state_dir(node) / "node.json"
-        self._ours = {"format": STATE_FORMAT, "fleet": settings.fleet.name, "node": node}
-        self.leases = LeaseBook()
+        self._warnings: deque[str] = deque(maxlen=20)
+        self.lease = LeaseKeeper(settings, node, self._warn)
         self._preparation = Preparation()
         self._preparing: asyncio.Task[None] | None = None
         self.rank = RankRecord()
@@ -93,7 +108,6 @@ class NodeAgent:
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""
-        self._warnings: deque[str] = deque(maxlen=20)
         self._stop_lock = asyncio.Lock()
         self.guard = GuardLink(settings, node, units, self.guard_said)
         self.notices = Notices(node)
@@ -111,20 +125,28 @@ class NodeAgent:
         """Whether the unit that runs was started here, and not by a person."""
         self._turned_away: str | None = None
         self._unit_ended = asyncio.Event()
-        self._restore()
+        self._ending: str | None = None
+        """Boot of the rank that is being stopped politely: it may finish what it does."""
+        self.memory_level = MemoryLevel()
+
+    @property
+    def leases(self) -> LeaseBook:
+        """What is known about the lease now; only `self.lease` changes it."""
+        return self.lease.book
 
     # -- orders from the head --------------------------------------------------------------------------------------
 
-    def prepare(self, boot: Boot, override: Iterable[str] = ()) -> None:
+    def prepare(self, boot: Boot, stamp: Stamp, override: Iterable[str] = ()) -> None:
         """Take the lease of a new boot and run stages 2–4. Raises StaleBoot; refused while a rank runs.
 
-        `override` names checks whose refusal does not stop this boot.
+        `stamp` is the one of the status that the head answers to. `override` names checks whose refusal does not stop
+        this boot.
         """
+        again = boot == self.leases.boot
+        self.lease.happens(Grant(boot, stamp))
+        if again:
+            return
         waiting = self.waiting
-        if self.rank.state not in (RankState.ABSENT, *ENDED) and not waiting:
-            raise StaleBoot(f"rank {self.rank_number} still runs ({self.rank.state}); stop it first")
-        self.leases = self.leases.grant(boot, time.monotonic(), self.settings.supervisor.lease_ttl_s)
-        self._save()
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
         self.rank, self._plan = RankRecord(), None
@@ -143,54 +165,87 @@ class NodeAgent:
             await self._start_rank(boot_id)
 
     async def _start_rank(self, boot_id: str) -> None:
-        boot = self.leases.live(time.monotonic())
-        if boot is None or boot.id != boot_id:
-            raise StaleBoot(f"boot {boot_id} has no live lease here")
-        if self.rank.state in ENDED:
-            raise StaleBoot(f"rank {self.rank_number} of boot {boot_id} is {self.rank.state}: {self.rank.reason}")
         await self.guard.require()
         facts = await self.fabric.for_launch()
-        self._plan = launch_plan(self.settings, self.node, boot, facts)
-        self.fabric.launched(boot.id, facts)
-        self._turned_away = None
-        self._admitted.set()
-        self.started_by_order = True
-        await self.units.start(rank_unit(self.rank_number))
-        await self._guard_rank(boot.id)
-        if self.rank.state is RankState.ABSENT:
-            self.move(RankEvent.STARTED)
+        for action in self.lease.happens(Start(boot_id)):
+            assert isinstance(action, StartRank)
+            boot = action.boot
+            try:
+                self._plan = launch_plan(self.settings, self.node, boot, facts)
+                self.fabric.launched(boot.id, facts)
+                self.memory_level.rank_starts()
+                self._turned_away = None
+                self._admitted.set()
+                self.started_by_order = True
+                await self.units.start(rank_unit(self.rank_number))
+            except BaseException:
+                self.lease.happens(Failed())
+                self._in_background(self._stop_what_is_left())
+                raise
+            await self._guard_rank(boot.id)
+            if self.rank.state is RankState.ABSENT:
+                self.move(RankEvent.STARTED)
 
-    async def stop_rank(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
-        """Stop the rank and everything it started, by force after `grace_s`; says what is left. Ends the lease.
+    async def stop_rank(
+        self, why: str, grace_s: float, keep_waiting: bool = False, generation: int | None = None
+    ) -> dict[str, Any]:
+        """Stop the rank and everything it started, by force after `grace_s`; says what is left. Ends the lease, and
+        forbids every boot up to `generation` (None: up to the newest known here). Raises StaleBoot for a newer one.
 
         A process that waits to be admitted runs no engine: with `keep_waiting` it goes on waiting, otherwise it is
         told why it is not admitted, and ends by itself.
         """
         async with self._stop_lock:
+            await self.look()
             waiting = self.waiting
-            if self._preparing is not None and not self._preparing.done():
-                self._preparing.cancel()
-                await self.units.stop(PACK_UNIT, 5)
-                self._preparation = Preparation("idle")
-            self._plan = None
-            self._admitted.clear()
-            self.fabric.stopped()
-            members: tuple[int, ...] = ()
-            if not (waiting and keep_waiting):
-                if self.rank.state in (RankState.CHECKING, *RUNNING):
-                    self.move(RankEvent.STOPPED, why)
-                if waiting:
-                    await self._turn_away(why)
-                members = (await self.units.stop(rank_unit(self.rank_number), grace_s)).members
-                self.started_by_order = False
-            self.leases = self.leases.drop()
-            self._save()
+            self._ending = self.leases.boot.id if self.leases.boot is not None else None
+            try:
+                self.lease.happens(Stop(self.leases.highest_generation if generation is None else generation, why))
+                if self._preparing is not None and not self._preparing.done():
+                    self._preparing.cancel()
+                    await self.units.stop(PACK_UNIT, 5)
+                    self._preparation = Preparation("idle")
+                self._plan = None
+                self._admitted.clear()
+                self.fabric.stopped()
+                members: tuple[int, ...] = ()
+                if not (waiting and keep_waiting):
+                    if self.rank.state in (RankState.CHECKING, *RUNNING):
+                        self.move(RankEvent.STOPPED, why)
+                    if waiting:
+                        await self._turn_away(why)
+                    members = (await self.units.stop(rank_unit(self.rank_number), grace_s)).members
+                    self.started_by_order = False
+            finally:
+                self._ending = None
+            if not members:
+                self._rank_is_gone()
             self.changes.bump()
-            return {"members": list(members), "port_free": await self._port_becomes_free()}
+            port_free = await self._port_becomes_free()
+            return {
+                "members": list(members),
+                "port_free": port_free,
+                "memory_missing_bytes": 0 if members else await self.memory_level.missing_bytes(),
+                **self._lease_json(),
+            }
 
-    def renew(self, boot_id: str) -> None:
+    async def _stop_what_is_left(self) -> None:
+        """A rank that ended by itself may have left processes: they go before anything else is started here."""
+        async with self._stop_lock:
+            if self.leases.hold is Hold.RUNNING or self.rank.state not in (*ENDED, RankState.ABSENT):
+                return
+            if not (await self.units.stop(rank_unit(self.rank_number), FAILED_GRACE_S)).members:
+                self._rank_is_gone()
+
+    def _rank_is_gone(self) -> None:
+        self.lease.happens(Gone())
+        # Whoever finds a plan later finds a rank that runs: see `look`.
+        (report_dir(self.settings, self.node) / PLAN).unlink(missing_ok=True)
+        self.changes.bump()
+
+    def renew(self, boot_id: str, stamp: Stamp) -> None:
         """The head still lives and means this boot. Raises StaleBoot."""
-        self.leases = self.leases.renew(boot_id, time.monotonic(), self.settings.supervisor.lease_ttl_s)
+        self.lease.happens(Renew(boot_id, stamp))
 
     def drain(self) -> None:
         """Finish what runs; the gateway takes nothing new."""
@@ -244,7 +299,12 @@ class NodeAgent:
         """What a rank's process says each second; answers whether it may go on."""
         now = time.monotonic()
         live = self.leases.live(now)
-        if live is None or body.get("boot") != live.id or rank != self.rank_number:
+        ending = self._ending is not None and body.get("boot") == self._ending
+        known_boot = self.leases.boot.id if self.leases.boot is not None else None
+        if self.leases.hold is Hold.UNKNOWN and body.get("boot") == known_boot:
+            # This supervisor has just started and has not looked yet: the rank goes on by its own count.
+            return {"go_on": True, "reason": None, "ready": False, "status": "", "lease_left_s": None}
+        if not ending and (live is None or body.get("boot") != live.id) or rank != self.rank_number:
             return {"go_on": False, "reason": f"boot {body.get('boot')} has no live lease on {self.node}"}
         known = self.rank
         known.reported_at_s = now
@@ -260,11 +320,11 @@ class NodeAgent:
         if body.get("exit_status") is not None and known.state not in ENDED:
             self._ended("the engine ended by itself", int(body["exit_status"]))
         return {
-            "go_on": known.state not in ENDED,
+            "go_on": ending or known.state not in ENDED,
             "reason": known.reason,
             "ready": known.state is RankState.READY,
             "status": self.rank.sentence,
-            "lease_left_s": self.leases.left_s(now),
+            "lease_left_s": self.lease.left_for_rank_s(),
         }
 
     def unit_exited(self, status: UnitStatus) -> None:
@@ -276,6 +336,8 @@ class NodeAgent:
             self._in_background(self.told_to_stop())
         elif self.rank.state in (RankState.CHECKING, *RUNNING):
             self._ended("its process ended", status.exit_status)
+        elif self.leases.hold is not Hold.NONE:
+            self._in_background(self._stop_what_is_left())
 
     async def told_to_stop(self) -> None:
         """Somebody else than this supervisor stops the rank's unit: a person, or the machine that is shut down."""
@@ -308,21 +370,22 @@ class NodeAgent:
             self._preparing.cancel()
         await self.probe.close()
 
-    def lease_ran_out(self) -> None:
-        """The head is silent: a rank without a live lease stops itself."""
+    def lease_ticks(self) -> None:
+        """Time passed. A rank whose head is silent stops itself."""
         boot = self.leases.boot
-        assert boot is not None
-        self.leases = self.leases.drop()
-        self._save()
+        stopping = [a for a in self.lease.happens(Tick()) if isinstance(a, StopRank)]
+        if boot is None or self.leases.boot is not None:
+            return
         sentence = f"the lease of boot {boot.id} ran out; stopping"
         event(Event.LEASE_EXPIRED, sentence, logging.WARNING, stage=Stage.RANK)
-        if self.rank.state not in (RankState.ABSENT, *ENDED):
-            self.fail("the head has not renewed the lease")
+        if stopping or self.rank.state not in (RankState.ABSENT, *ENDED):
+            self.fail(RAN_OUT)
             if self.head_is_silent is not None:
                 self.head_is_silent(f"{self.node}: the head is silent; rank {self.rank_number} was stopped: {sentence}")
         if self._preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))
+        self.changes.bump()
 
     async def _turn_away(self, why: str) -> None:
         """Tell the waiting process why it is not admitted, and give it a moment to say so and end."""
@@ -399,9 +462,7 @@ class NodeAgent:
             "version": self.changes.version,
             "node": self.node,
             "rank_number": self.rank_number,
-            "highest_generation": self.leases.highest_generation,
-            "boot": boot.to_json() if boot else None,
-            "lease_left_s": round(self.leases.left_s(now), 1),
+            **self._lease_json(),
             "lease_age_s": round(self.settings.supervisor.lease_ttl_s - self.leases.left_s(now), 1) if boot else None,
             "prepare": {
                 "state": preparation.state,
@@ -438,6 +499,17 @@ class NodeAgent:
             "engine": self.engine_load,
             "warnings": list(self._warnings),
             "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
+        }
+
+    def _lease_json(self) -> dict[str, Any]:
+        """What the head has to know about the lease here; it answers to the stamp."""
+        book, now = self.leases, time.monotonic()
+        return {
+            "highest_generation": book.highest_generation,
+            "boot": book.boot.to_json() if book.boot else None,
+            "hold": str(book.hold),
+            "stamp": str(book.stamp(now)),
+            "lease_left_s": round(book.left_s(now), 1),
         }
 
     def same_bits(self) -> dict[str, Any]:
@@ -540,7 +612,6 @@ class NodeAgent:
         self.rank.since_s = self.rank.progress_at_s = time.monotonic()
         self.rank.reason = reason
         log.info("rank %d: %s -> %s%s", self.rank_number, before, self.rank.state, f": {reason}" if reason else "")
-        self._save()
         self.changes.bump()
 
     def _ended(self, what: str, exit_status: int | None) -> None:
@@ -560,8 +631,9 @@ class NodeAgent:
         sentence = f"rank {self.rank_number} failed: {reason}" + (f" (last line: {last[0]})" if last else "")
         event(Event.RANK_LOST, sentence, logging.ERROR, stage=Stage.RANK)
         self.move(RankEvent.FAILED, reason)
+        self.lease.happens(Failed())
         # The unit is stopped by whoever owns the boot; a rank without a head to say so stops by itself here.
-        self._in_background(self.units.stop(rank_unit(self.rank_number), FAILED_GRACE_S))
+        self._in_background(self._stop_what_is_left())
 
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -593,71 +665,53 @@ class NodeAgent:
                 return False
         return True
 
-    def _save(self) -> None:
-        boot = self.leases.boot
-        try:
-            write_json(
-                self._state_path,
-                {
-                    **self._ours,
-                    "highest_generation": self.leases.highest_generation,
-                    "boot": boot.to_json() if boot else None,
-                    "rank_state": str(self.rank.state),
-                },
-            )
-        except OSError as error:
-            self._warn(f"cannot write {self._state_path}: {error.strerror}")
-
     def _warn(self, sentence: str) -> None:
         if sentence not in self._warnings:
             self._warnings.append(sentence)
             log.warning("%s", sentence)
 
-    def _restore(self) -> None:
-        """What the supervisor before us knew; a rank that still runs under a remembered boot may be adopted."""
-        raw = read_state(self._state_path, **self._ours)
-        if raw is None:
-            return
-        try:
-            boot = Boot.from_json(raw["boot"]) if raw.get("boot") else None
-            generation = int(raw["highest_generation"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            set_aside(self._state_path, "has another shape")
-            return
-        ttl = self.settings.supervisor.lease_ttl_s
-        expires = time.monotonic() + ttl if boot else 0.0
-        self.leases = LeaseBook(generation, boot, expires)
-        self._restored_boot = boot
-
-    _restored_boot: Boot | None = None
-
     @property
     def taking_up(self) -> bool:
         """A rank of the supervisor before is, or is about to be, looked at: neither lost nor known to be ready yet."""
-        if self._restored_boot is not None:
-            return self.leases.boot == self._restored_boot
+        if self.leases.hold is Hold.UNKNOWN:
+            return self.leases.boot is not None
         return self.rank.taken_up and self.rank.state not in (RankState.READY, RankState.DRAINING, *ENDED)
 
-    async def take_up_again(self) -> None:
-        """A rank that outlived a restart of its supervisor is taken up where it was."""
-        if self._restored_boot is None or self.leases.boot != self._restored_boot:
+    async def look(self) -> None:
+        """What a supervisor that has just started does first: whether a rank runs here, and of which boot.
+
+        A rank that runs in the boot of the remembered lease is taken up where it was, any other is stopped.
+        """
+        if self.leases.hold is not Hold.UNKNOWN:
             return
         try:
             status = await self.units.status(rank_unit(self.rank_number))
         except Dsv41Error as error:
             self._warn(f"it cannot be seen yet whether the rank of the boot before runs: {error}")
             return
-        boot, self._restored_boot = self._restored_boot, None
-        if status.state is not UnitState.ACTIVE:
+        plan = read_json(report_dir(self.settings, self.node) / PLAN)
+        # A process without a plan waits to be admitted: no engine, no rank.
+        running = plan if status.members or status.state in (UnitState.ACTIVE, UnitState.STOPPING) else None
+        if self.leases.hold is not Hold.UNKNOWN:
             return
-        self.rank.taken_up = True
-        self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
-        await self.fabric.taken_up(boot.id)
-        self.rank.reported_at_s = time.monotonic()
-        for step in (RankEvent.STARTED, RankEvent.ADMITTED):
-            self.move(step)
-        await self._guard_rank(boot.id)
-        log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
+        stopping = self.lease.happens(Looked(str(running["boot"]) if running else None))
+        boot = self.leases.boot
+        if stopping:
+            log.warning("%s", stopping[0])
+            self._in_background(self._stop_what_is_left())
+        elif boot is not None:
+            self.rank.taken_up = True
+            self._admitted.set()
+            self.started_by_order = True
+            self.rank.reported_at_s = time.monotonic()
+            for step in (RankEvent.STARTED, RankEvent.ADMITTED):
+                self.move(step)
+            self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
+            await self.fabric.taken_up(boot.id)
+            await self._guard_rank(boot.id)
+            log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
+        else:
+            self._rank_is_gone()
 
 
 def _exit_text(status: int | None) -> str:

@@ -125,6 +125,13 @@ class FleetUnderTest:
         await daemon.process.wait()
         self.demo.daemons.remove(daemon)
 
+    async def stop_supervisor(self, node: str) -> None:
+        """SIGTERM, and see it gone, with the child processes that are its units."""
+        daemon = self.supervisor(node)
+        kill(daemon.process.pid, signal.SIGTERM)
+        await asyncio.wait_for(daemon.process.wait(), 40)
+        self.demo.daemons.remove(daemon)
+
     async def start_supervisor(self, node: str) -> None:
         """As an init system does; what the one before it logged is kept."""
         log = self.demo.state_root / node / "supervisor.log"

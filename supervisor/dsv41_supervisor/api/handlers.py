@@ -16,7 +16,7 @@ from ..doctor.service import DoctorService
 from ..errors import Dsv41Error, Refusal, Stage
 from ..fleet.controller import FleetController
 from ..fleet.desk import Desk
-from ..fleet.lease import StaleBoot
+from ..fleet.lease import StaleBoot, Stamp
 from ..fleet.peers import FLEET_HEADER
 from ..incident import bundle
 from ..incident.evidence import collect
@@ -33,6 +33,7 @@ from .routes import (
     ROUTES,
     Admit,
     Asked,
+    Decided,
     Facts,
     Listen,
     LogLines,
@@ -205,6 +206,16 @@ class Api:
     async def fleet_drain(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"said": self._head().drain((await _body(request, Order)).by)}, status=202)
 
+    async def fleet_pause(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"said": self._head().pause((await _body(request, Order)).by)}, status=202)
+
+    async def fleet_resume(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"said": self._head().resume((await _body(request, Order)).by)}, status=202)
+
+    async def fleet_decisions(self, request: web.Request) -> web.StreamResponse:
+        lines = _query(request, Decided).lines
+        return web.json_response({"decisions": await asyncio.to_thread(self._head().decisions.last, lines)})
+
     async def fleet_readiness(self, request: web.Request) -> web.StreamResponse:
         head, asked = self._head(), _query(request, Poll)
         await head.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
@@ -214,9 +225,9 @@ class Api:
 
     async def node_watch(self, request: web.Request) -> web.StreamResponse:
         asked = _query(request, Watch)
-        if asked.boot:
+        if asked.boot and asked.stamp:
             try:
-                self._agent.renew(asked.boot)
+                self._agent.renew(asked.boot, Stamp.parse(asked.stamp))
             except StaleBoot as error:
                 log.debug("not renewed: %s", error)
         await self._agent.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
@@ -270,7 +281,7 @@ class Api:
                 stage=Stage.CONFIG, node=self._agent.node,
                 hint="Switch every node to the same fleet file, then restart dsv41-supervisor there.",
             )  # fmt: skip
-        self._agent.prepare(Boot.from_json(body.boot), body.override)
+        self._agent.prepare(Boot.from_json(body.boot), Stamp.parse(body.stamp), body.override)
         return web.json_response({}, status=202)
 
     async def node_fabric(self, request: web.Request) -> web.StreamResponse:
@@ -283,7 +294,8 @@ class Api:
 
     async def node_stop(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, Stop)
-        return web.json_response(await self._agent.stop_rank(body.why, body.grace_s, body.keep_waiting))
+        done = await self._agent.stop_rank(body.why, body.grace_s, body.keep_waiting, body.generation)
+        return web.json_response(done)
 
     async def node_drain(self, request: web.Request) -> web.StreamResponse:
         self._agent.drain()

@@ -37,6 +37,9 @@ class Poll(Asked):
 
 class Watch(Poll):
     boot: BootId | None = Field(default=None, description="Renews the lease of this boot, when it is the node's own.")
+    stamp: Annotated[str, StringConstraints(max_length=64)] = Field(
+        default="", description="Stamp of the node's status that this answers to; without it nothing is renewed."
+    )
 
 
 class LogLines(Asked):
@@ -44,6 +47,10 @@ class LogLines(Asked):
     lines: Annotated[int, Field(ge=1, le=1 << 31)] = Field(
         default=100, description=f"How many; at most {MAX_LOG_LINES} come."
     )
+
+
+class Decided(Asked):
+    lines: Annotated[int, Field(ge=1, le=MAX_LOG_LINES)] = Field(default=50, description="How many, newest last.")
 
 
 class Order(Asked):
@@ -61,6 +68,9 @@ class Up(Order):
 
 class Prepare(Asked):
     boot: dict[str, Any] = Field(description="Id, generation and rendezvous port of the boot.")
+    stamp: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="Stamp of the node's status that this answers to; the lease runs from there."
+    )
     settings_hash: Text = Field(description="Hash of the head's settings; must be this node's as well.")
     override: CheckIds = Field(default=(), description="Checks whose refusal does not stop this boot.")
 
@@ -75,6 +85,9 @@ class Stop(Asked):
         description="Seconds from the polite request to the end by force."
     )
     keep_waiting: bool = Field(default=False, description="Leave a process alone that waits to be admitted.")
+    generation: Count | None = Field(
+        default=None, description="No boot up to this one may run here any more; null: up to the newest known here."
+    )
 
 
 class Admit(Asked):
@@ -175,18 +188,23 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/fleet/down", "Stop every rank.", "fleet_down", head_only=True, body=Order, success=202),
     Route("POST", "/fleet/drain", "Finish running requests, then stop every rank.", "fleet_drain",
           head_only=True, body=Order, success=202),
+    Route("POST", "/fleet/pause", "Start no recovery until resumed.", "fleet_pause",
+          head_only=True, body=Order, success=202),
+    Route("POST", "/fleet/resume", "Recover by itself again.", "fleet_resume", head_only=True, body=Order, success=202),
+    Route("GET", "/fleet/decisions", "The newest decisions with their reasons.", "fleet_decisions",
+          head_only=True, query=Decided),
     Route("GET", "/fleet/readiness", "Long poll: may users be served, and by whom.", "fleet_readiness",
           head_only=True, query=Poll),
     Route("GET", "/node/watch", "Long poll of this node's status; renews the lease of the boot named.", "node_watch",
           query=Watch),
     Route("GET", "/node/measure", "Memory and counters of this node's rank.", "node_measure"),
+    Route("GET", "/node/fabric", "What stage 2 saw of this node's links, RDMA devices and limits.", "node_fabric"),
     Route("GET", "/node/evidence", "What this node has to say about an incident, without secrets.", "node_evidence"),
     Route("POST", "/incidents", "Keep a bundle of how things stand; answers when it is written.", "incidents_make",
           body=Order, success=201),
     Route("GET", "/incidents", "Bundles kept by this supervisor: the head's are the fleet's.", "incidents"),
     Route("GET", "/incidents/{name}", "One bundle: its parts, or the text of one.", "incident", query=Part,
           also=(404,)),
-    Route("GET", "/node/fabric", "What stage 2 saw of this node's links, RDMA devices and limits.", "node_fabric"),
     Route("GET", "/node/logs", "Last lines of a unit of this node.", "node_logs", query=LogLines),
     Route("POST", "/node/prepare", "Take the lease of a new boot and run stages 2-4.", "node_prepare",
           body=Prepare, success=202),

@@ -10,8 +10,17 @@ from ..errors import Refusal, Stage
 from ..rank.phases import Phase
 from ..rank.state import RankState
 from ..settings import Fleet
+from .lease import Hold
+from .sequence import Said, Stand
 
 Status = Mapping[str, Any]
+
+
+def said(status: Status) -> Said:
+    """What a status says about the lease."""
+    return Said(int(status["highest_generation"]), (status["boot"] or {}).get("id"), Hold(status["hold"]))
+
+
 N_LINES = 3
 
 
@@ -43,6 +52,18 @@ class Seen:
             return False
         rank = status["rank"]
         return rank["state"] == RankState.LOADING and rank["phase"] != Phase.STARTING
+
+    def stands(self, boot_id: str) -> dict[str, Stand]:
+        """How far every node is in this boot."""
+
+        def stand(node: str, status: Status | None) -> Stand:
+            if status is None or (status["boot"] or {}).get("id") != boot_id:
+                return Stand.NOTHING
+            if status["rank"]["state"] in (RankState.WARMING, RankState.READY, RankState.DRAINING):
+                return Stand.READY
+            return Stand.WAITING if self.waits_at_rendezvous(node) else Stand.PASSED
+
+        return {node: stand(node, status) for node, status in self.statuses.items()}
 
     def failures(self, boot_id: str) -> tuple[Refusal, ...]:
         """Why this boot cannot go on; empty while it can, and while a slower node's checks still run: all refusals

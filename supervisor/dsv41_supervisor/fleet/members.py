@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import __version__
@@ -19,11 +19,20 @@ from ..rank.phases import Phase
 from ..rank.plan import Boot
 from ..rank.state import RankState
 from ..settings import Settings
+from .lease import Hold, Stamp
 from .peers import SupervisorClient
 
 EVIDENCE_S = 15.0
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
+
+STOP_ANSWER_S = 75.0
+"""Beyond the grace: killing by force, the port, and the memory that comes back."""
+
+
+def watch_s(settings: Settings) -> float:
+    """A lease is renewed at least four times before it runs out."""
+    return min(WATCH_S, settings.supervisor.lease_ttl_s / 4)
 
 
 class LocalMember:
@@ -31,9 +40,11 @@ class LocalMember:
 
     def __init__(self, agent: NodeAgent, changes: Changes) -> None:
         self.name = agent.node
-        self.lease_boot: str | None = None
+        self.renewed_boot: Callable[[], str | None] = lambda: None
+        """Which boot to name when its status is asked for; set by the crew."""
         self._agent = agent
         self._changes = changes
+        self._watch_s = watch_s(agent.settings)
 
     trouble: str | None = None
 
@@ -46,7 +57,7 @@ class LocalMember:
         return 0.0
 
     async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
-        self._agent.prepare(boot, override)
+        self._agent.prepare(boot, self._agent.lease.stamp(), override)
 
     async def fabric(self) -> NodeFacts:
         return await self._agent.fabric.read()
@@ -54,8 +65,8 @@ class LocalMember:
     async def start(self, boot_id: str) -> None:
         await self._agent.start_rank(boot_id)
 
-    async def stop(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
-        return await self._agent.stop_rank(why, grace_s, keep_waiting)
+    async def stop(self, generation: int, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
+        return await self._agent.stop_rank(why, grace_s, keep_waiting, generation)
 
     async def drain(self) -> None:
         self._agent.drain()
@@ -72,13 +83,13 @@ class LocalMember:
     async def watch(self) -> None:
         seen = 0
         while True:
-            await self._agent.changes.newer_than(seen, WATCH_S)
+            await self._agent.changes.newer_than(seen, self._watch_s)
             if self._agent.changes.version != seen:
                 seen = self._agent.changes.version
                 self._changes.bump()
-            if self.lease_boot is not None:
+            if (boot := self.renewed_boot()) is not None:
                 try:
-                    self._agent.renew(self.lease_boot)
+                    self._agent.renew(boot, self._agent.lease.stamp())
                 except ValueError as error:
                     log.debug("own lease not renewed: %s", error)
 
@@ -89,9 +100,10 @@ class RemoteMember:
     def __init__(self, settings: Settings, node: str, key: str, changes: Changes) -> None:
         self.name = node
         self.status: dict[str, Any] | None = None
+        self.renewed_boot: Callable[[], str | None] = lambda: None
+        self._watch_s = watch_s(settings)
         self.trouble: str | None = None
         """Why what answers there is of no use: another key, another version, no supervisor at all."""
-        self.lease_boot: str | None = None
         self._settings = settings
         self._orders = SupervisorClient(settings, node, key)
         self._watching = SupervisorClient(settings, node, key)
@@ -104,7 +116,9 @@ class RemoteMember:
         return max(0.0, time.monotonic() - self._heard_at_s - self._due_s)
 
     async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
-        asked = {"boot": boot.to_json(), "settings_hash": self._settings.hash, "override": list(override)}
+        stamp = self.status["stamp"] if self.status is not None else ""
+        asked = {"boot": boot.to_json(), "stamp": stamp, "settings_hash": self._settings.hash,
+                 "override": list(override)}  # fmt: skip
         await self._orders.call("POST", "/node/prepare", asked)
 
     async def fabric(self) -> NodeFacts:
@@ -114,16 +128,20 @@ class RemoteMember:
     async def start(self, boot_id: str) -> None:
         await self._orders.call("POST", "/node/start", {"boot": boot_id})
 
-    async def stop(self, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
-        body = {"why": why, "grace_s": grace_s, "keep_waiting": keep_waiting}
-        answer = await self._orders.call("POST", "/node/stop", body, timeout_s=grace_s + 40)
-        left, port_free = answer.get("members"), answer.get("port_free")
-        if not isinstance(left, list) or not isinstance(port_free, bool):
+    async def stop(self, generation: int, why: str, grace_s: float, keep_waiting: bool = False) -> dict[str, Any]:
+        body = {"why": why, "grace_s": grace_s, "keep_waiting": keep_waiting, "generation": generation}
+        answer = await self._orders.call("POST", "/node/stop", body, timeout_s=grace_s + STOP_ANSWER_S)
+        try:
+            Hold(answer["hold"]), Stamp.parse(answer["stamp"]), int(answer["highest_generation"])
+            understood = isinstance(answer["members"], list) and isinstance(answer["port_free"], bool)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            understood = False
+        if not understood:
             raise Dsv41Error(
                 f"{self.name} did not say what is left there, as a dsv41 supervisor does.", stage=Stage.RANK,
                 node=self.name, hint="Check that dsv41-supervisor there is of the head's version.",
             )  # fmt: skip
-        return {"members": left, "port_free": port_free}
+        return answer
 
     async def drain(self) -> None:
         await self._orders.call("POST", "/node/drain", {})
@@ -147,11 +165,13 @@ class RemoteMember:
         since = 0
         timeout_s = self._settings.supervisor.peer_timeout_s
         while True:
-            self._due_s = WATCH_S
-            boot = f"&boot={self.lease_boot}" if self.lease_boot is not None else ""
+            self._due_s = self._watch_s
+            boot, stamp = self.renewed_boot(), self.status["stamp"] if self.status is not None else None
+            renewal = f"&boot={boot}&stamp={stamp}" if boot is not None and stamp is not None else ""
             try:
                 answer = await self._watching.call(
-                    "GET", f"/node/watch?since={since}&wait_s={WATCH_S}{boot}", timeout_s=WATCH_S + timeout_s
+                    "GET", f"/node/watch?since={since}&wait_s={self._watch_s}{renewal}",
+                    timeout_s=self._watch_s + timeout_s,
                 )
                 if (strange := not_understood(answer)) is not None:
                     raise Dsv41Error(
@@ -189,6 +209,7 @@ def not_understood(answer: Mapping[str, Any]) -> str | None:
     try:
         rank, prepare = answer["rank"], answer["prepare"]
         RankState(rank["state"]), Phase(rank["phase"]), int(answer["version"]), int(answer["highest_generation"])
+        Hold(answer["hold"]), Stamp.parse(answer["stamp"])
         said = [str(rank["sentence"]), *map(str, rank["last_lines"]), *answer["same"].keys(), answer["same"].values()]
         boot = answer["boot"] is None or answer["boot"]["id"]
         refusals = [Refusal.from_json(r) for r in prepare["refusals"]]

@@ -10,6 +10,7 @@ from typing import Any
 from ..atomic import read_state, set_aside, write_json
 from ..journal import log
 from ..rank.plan import Boot
+from .decisions import Decisions
 
 STATE_FORMAT = 1
 N_TIMELINE = 200
@@ -29,6 +30,14 @@ class FleetRecord:
     """When each recovery within the window began, in seconds of the wall clock."""
     last_boot_s: float = FIRST_BOOT_GUESS_S
     timeline: list[dict[str, Any]] = field(default_factory=list)
+    served: bool = False
+    """The fleet has served since it was asked to be up: only then is a lost boot worth recovering."""
+    paused_by: str | None = None
+    """Who paused recovery; None while it is not paused."""
+    held: str | None = None
+    """Why the fleet stays down although it is wanted up, until somebody says otherwise."""
+    held_until: str | None = None
+    """`up`, or `resume`."""
     override: tuple[str, ...] = ()
     """Checks that whoever asked for this fleet allowed to refuse in vain; recoveries keep them."""
 
@@ -47,6 +56,10 @@ class FleetRecord:
                 generation=int(raw["generation"]),
                 recoveries=[float(t) for t in raw.get("recoveries", ())],
                 last_boot_s=float(raw.get("last_boot_s", FIRST_BOOT_GUESS_S)),
+                served=bool(raw.get("served", False)),
+                paused_by=raw.get("paused_by"),
+                held=raw.get("held"),
+                held_until=raw.get("held_until"),
                 override=tuple(map(str, raw.get("override", ()))),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -65,6 +78,10 @@ class FleetRecord:
                     "boot": self.boot.to_json() if self.boot else None,
                     "recoveries": self.recoveries,
                     "last_boot_s": self.last_boot_s,
+                    "served": self.served,
+                    "paused_by": self.paused_by,
+                    "held": self.held,
+                    "held_until": self.held_until,
                     "override": list(self.override),
                 },
             )
@@ -76,15 +93,11 @@ class FleetRecord:
         self.timeline.append({"at": round(time.time(), 3), "what": what})
         del self.timeline[:-N_TIMELINE]
 
-    def decide(self, what: str) -> None:
-        """One line of the audit log: every decision with its reason."""
-        self.note(what)
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {what.replace(chr(10), ' | ')}\n"
-        try:
-            with (self.directory / "audit.log").open("a") as file:
-                file.write(line)
-        except OSError as error:
-            log.warning("cannot write %s: %s", self.directory / "audit.log", error.strerror)
+    def decide(self, what: str, why: str | None = None, **about: Any) -> None:
+        """One line of the audit log: a decision with its reason."""
+        self.note(f"{what}: {why}" if why else what)
+        boot = self.boot.id if self.boot is not None else None
+        Decisions(self.directory).append(what, why, boot=boot, generation=self.generation, **about)
 
     @property
     def _path(self) -> Path:

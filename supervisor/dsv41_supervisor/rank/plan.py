@@ -12,6 +12,8 @@ from ..settings import Device, EngineKind, Settings
 from .nccl import nccl_environment
 
 PLAN_FORMAT = 1
+PLAN = "plan.json"
+"""In a rank's report directory while it runs."""
 SCRIPTED_ENGINE = "scripted_engine.py"
 
 
@@ -68,7 +70,7 @@ def launch_plan(settings: Settings, node: str, boot: Boot, facts: NodeFacts | No
     """
     rank = settings.fleet.nodes[node].rank
     directory = report_dir(settings, node)
-    document_path = directory / "plan.json"
+    document_path = directory / PLAN
     return LaunchPlan(
         rank=rank,
         argv=tuple(_argv(settings, node, boot)),

@@ -21,6 +21,7 @@ from dsv41_adapters.report import read_reports
 from ..atomic import write_json
 from ..demo.keeper import MARK
 from ..errors import Dsv41Error, Exit, PeerUnreachable, Stage
+from ..fleet.lease import RankLease
 from ..fleet.peers import SupervisorClient
 from ..journal import log
 from ..node import N_LAST_LINES, clear_reports
@@ -118,7 +119,7 @@ class _Running:
         self._stop = stop
         self._progress = Progress()
         self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
-        self._lease_until_s = time.monotonic() + settings.supervisor.lease_ttl_s
+        self._lease = RankLease(time.monotonic() + settings.supervisor.lease_ttl_s)
         self._log_lost = False
         self._why = ""
         self._watched: dict[int, int] = {}
@@ -233,23 +234,23 @@ class _Running:
                 answer = await self._supervisor.call("POST", f"/rank/{self._plan.rank}/report", said, timeout_s=5)
             except PeerUnreachable:
                 # A supervisor may be restarted while serving; only the lease decides.
-                if time.monotonic() > self._lease_until_s:
-                    self._why = "the lease ran out and the supervisor does not answer"
-                    return
+                said_no = "the lease ran out and the supervisor does not answer"
             except Dsv41Error as error:
                 log.warning("the supervisor refused the report: %s", error)
-                if time.monotonic() > self._lease_until_s:
-                    self._why = str(error)
-                    return
+                said_no = str(error)
             else:
                 if said["lost"] or not answer["go_on"]:
                     self._why = self._why or str(answer.get("reason"))
                     return
-                self._lease_until_s = began + float(answer["lease_left_s"])
+                self._lease = self._lease.heard(began, answer["lease_left_s"])
+                said_no = "the lease ran out: the head has not renewed it"
                 if answer["ready"] and not ready:
                     ready = True
                     notify("READY=1")
                 notify("WATCHDOG=1", f"STATUS={answer['status']}")
+            if not self._lease.may_run(time.monotonic()):
+                self._why = said_no
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
             self._news.clear()

@@ -48,12 +48,9 @@ class RankWatch:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if agent.leases.boot is not None and agent.leases.live(now) is None:
-                agent.lease_ran_out()
-                continue
+            await agent.look()
+            agent.lease_ticks()
             rank = agent.rank
-            if rank.state is RankState.ABSENT:
-                await agent.take_up_again()
             if rank.state not in RUNNING:
                 continue
             if now - rank.reported_at_s > REPORT_TIMEOUT_S:
@@ -126,6 +123,7 @@ class RankWatch:
                 continue
             available = memory_available_bytes()
             self.low_water_bytes = min(available, self.low_water_bytes or available)
+            agent.memory_level.seen(available)
             lost_at_s = agent.guard.lost_at_s
             if lost_at_s is None:
                 missing = False

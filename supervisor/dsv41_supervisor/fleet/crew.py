@@ -1,0 +1,271 @@
+"""All nodes together, as the head sees them: look at them, order them, wait for them, stop them.
+
+Which order is due is said by the pure `Sequence`; this carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ..changes import Changes
+from ..deadline import Deadline
+from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
+from ..journal import log
+from ..node import NodeAgent
+from ..rank.plan import Boot
+from ..settings import Settings
+from .judge import Seen, said
+from .lease import Stamp
+from .members import LocalMember, Member, RemoteMember, watch_s
+from .record import FleetRecord
+from .samebits import differences
+from .sequence import NotYet, Sequence, What
+
+PEERS_TIMEOUT_S = 20
+LOST_GRACE_S = 2.0
+
+
+class Crew:
+    """The members of one fleet and the head's side of their lease. Lives in one event loop."""
+
+    def __init__(self, settings: Settings, agent: NodeAgent, key: str, changes: Changes, record: FleetRecord) -> None:
+        self.settings = settings
+        self.changes = changes
+        self.record = record
+        fleet = settings.fleet
+        self.members: dict[str, Member] = {
+            name: LocalMember(agent, changes) if name == agent.node else RemoteMember(settings, name, key, changes)
+            for name in fleet.in_rank_order
+        }
+        for name, member in self.members.items():
+            member.renewed_boot = lambda name=name: self.sequence.renews(name)  # type: ignore[misc]
+        self.sequence = Sequence(tuple(fleet.in_rank_order), record.generation)
+        self._stamps: dict[str, Stamp] = {}
+
+    async def watch(self) -> None:
+        """Hear every node until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for member in self.members.values():
+                group.create_task(member.watch())
+
+    async def close(self) -> None:
+        for member in self.members.values():
+            if isinstance(member, RemoteMember):
+                await member.close()
+
+    @property
+    def silent(self) -> list[str]:
+        """Nodes whose supervisor has not answered lately, or never."""
+        return [name for name, member in self.members.items() if member.status is None]
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> Seen:
+        """One look at every node."""
+        statuses = {name: member.status for name, member in self.members.items()}
+        for name, status in statuses.items():
+            if status is not None:
+                self._hear(name, status)
+        return Seen(self.settings.fleet, statuses, {name: m.silent_s for name, m in self.members.items()})
+
+    def _hear(self, name: str, status: dict[str, Any]) -> None:
+        """A status is kept until the next one comes, and an order's answer may be newer."""
+        stamp, before = Stamp.parse(status["stamp"]), self._stamps.get(name)
+        if before is not None and before.life == stamp.life and stamp.at_s < before.at_s:
+            return
+        self._stamps[name] = stamp
+        self.sequence = self.sequence.hear(name, said(status))
+
+    def other_head(self) -> str | None:
+        """Who has begun a boot since ours; None while nobody has."""
+        for name, member in self.members.items():
+            status = member.status
+            if status is not None and self.sequence.overtaken_by(said(status)):
+                other = (status["boot"] or {}).get("id") or f"generation {status['highest_generation']}"
+                return f"another head has begun {other}: {name} says so"
+        return None
+
+    async def all_heard(self, *, wait_s: float | None = PEERS_TIMEOUT_S) -> None:
+        """Every node's supervisor has answered. Raises Refused naming those that did not within `wait_s`."""
+        deadline = Deadline.after(wait_s if wait_s is not None else 1e9, "every node's supervisor")
+        while self.silent and not deadline.expired:
+            seen = self.changes.version
+            await self.changes.newer_than(seen, min(0.5, deadline.left_s))
+        if self.silent:
+            raise Refused(self._unheard(name) for name in self.silent)
+        # Before anything is asked of them: an order to a supervisor of another version may mean another thing there.
+        versions = {n: m.status["same"].get("supervisor version") for n, m in self.members.items() if m.status}
+        if mixed := differences({n: {"same": {"supervisor version": v}} for n, v in versions.items()}):
+            raise Refused(mixed)
+
+    async def until(self, condition: Callable[[Seen], bool], timeout_s: float, waiting_for: str) -> None:
+        """Wait for a condition over the nodes' statuses; a lost rank, a silent node or a failed check ends the wait."""
+        boot = self.sequence.boot
+        assert boot is not None
+        deadline = Deadline.after(timeout_s, waiting_for)
+        while True:
+            seen = self.changes.version
+            look = self.look()
+            if (other := self.other_head()) is not None:
+                raise Refused([two_heads(other)])
+            failures = look.failures(boot.id)
+            if failures:
+                raise Refused(failures)
+            if condition(look):
+                return
+            if deadline.expired:
+                raise deadline.error()
+            await self.changes.newer_than(seen, min(0.5, max(deadline.left_s, 0.01)))
+
+    # -- ordering ----------------------------------------------------------------------------------------------------
+
+    def open_boot(self) -> Boot:
+        """A new boot, written down before anyone hears of it. Raises Refused naming nodes not seen to be stopped."""
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        try:
+            self.sequence = self.sequence.open(f"{stamp}-{secrets.token_hex(4)}", self._free_port())
+        except NotYet as error:
+            raise Refused([
+                Refusal(Stage.RANK, f"no boot can begin: {error}.", "Run dsv41 status: it shows what each node does.",
+                        transient=True)
+            ]) from None  # fmt: skip
+        boot = self.sequence.boot
+        assert boot is not None
+        self.record.boot, self.record.generation = boot, boot.generation
+        self.record.save()
+        return boot
+
+    async def give_due(self) -> None:
+        """Give every order that is due now. Raises Refused with what any node says against it."""
+        boot = self.sequence.boot
+        assert boot is not None
+        orders = self.sequence.due(self.look().stands(boot.id))
+
+        async def give(member: Member) -> None:
+            (order,) = [o for o in orders if o.node == member.name]
+            if order.what is What.GRANT:
+                await member.prepare(boot, self.record.override)
+            else:
+                await member.start(boot.id)
+            self.sequence = self.sequence.ordered(order)
+
+        await self.each([order.node for order in orders], give)
+
+    async def each(self, names: Iterable[str], order: Callable[[Member], Awaitable[Any]]) -> dict[str, Any]:
+        """Give an order to several nodes at once; all their refusals together."""
+        names = list(names)
+        results = await asyncio.gather(*(order(self.members[n]) for n in names), return_exceptions=True)
+        refusals: list[Refusal] = []
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, Dsv41Error):
+                refusals += result.refusals
+            elif isinstance(result, ValueError):
+                refusals.append(Refusal(Stage.RANK, f"{result}.", "Run dsv41 down, then dsv41 up.", node=name))
+            elif isinstance(result, Exception):
+                log.error("an order to %s failed", name, exc_info=result)
+                what, hint = f"a bug: {result!r}.", f"Report it with the supervisor's log of {name}."
+                refusals.append(Refusal(Stage.RANK, what, hint, node=name))
+            elif isinstance(result, BaseException):
+                raise result
+        if refusals:
+            raise Refused(refusals)
+        return dict(zip(names, results, strict=True))
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    async def stop_all(self, why: str, grace_s: float, *, keep_waiting: bool = False) -> None:
+        """Stop every rank and look that it is gone: unit, port and memory. Raises Refused naming what is left."""
+        self.look()
+        self.sequence = self.sequence.close()
+        self.record.boot, self.record.generation = None, self.sequence.generation
+        self.record.save()
+        generation = self.sequence.generation
+
+        async def stop(member: Member) -> dict[str, Any] | None:
+            deadline = Deadline.after(watch_s(self.settings) + self.settings.supervisor.peer_timeout_s + 2, member.name)
+            while True:
+                try:
+                    return await member.stop(generation, why, grace_s, keep_waiting)
+                except PeerUnreachable as error:
+                    if member.status is None or deadline.expired:
+                        # Out of reach: its lease is not renewed any more, so its rank stops by itself, and no boot
+                        # begins before its supervisor is heard again and says that nothing runs.
+                        log.warning("%s", error)
+                        return None
+                    await asyncio.sleep(0.2)
+
+        refusals: list[Refusal] = []
+        for name, left in (await self.each(self.members, stop)).items():
+            if left is not None:
+                self._hear(name, left)
+                refusals += self._left(name, left)
+        if refusals:
+            raise Refused(refusals)
+
+    def _left(self, name: str, left: dict[str, Any]) -> list[Refusal]:
+        """What of a rank was not seen gone."""
+        rank, found = self.settings.fleet.nodes[name].rank, []
+        if left["members"]:
+            found.append(
+                Refusal(Stage.RANK, f"processes {left['members']} of the rank cannot be stopped.",
+                        f"Look at them on {name}: ps -o pid,stat,wchan -p {','.join(map(str, left['members']))}",
+                        node=name, rank=rank, transient=True)
+            )  # fmt: skip
+        if not left["port_free"]:
+            port = self.settings.fleet.nodes[name].engine_port
+            found.append(
+                Refusal(Stage.RANK, f"port {port} is taken by a process that is not ours.",
+                        f"See who holds it on {name}: ss -ltnp 'sport = :{port}', or set another engine_port.",
+                        node=name, rank=rank, transient=True, check="engine-port")
+            )  # fmt: skip
+        if left.get("memory_missing_bytes"):
+            found.append(
+                Refusal(Stage.RANK, f"{left['memory_missing_bytes'] / 2**30:.1f} GiB that were available before the "
+                        "rank started did not come back after it was gone.",
+                        f"See who holds them on {name}: ps aux --sort=-rss | head; reboot {name} when nobody does.",
+                        node=name, rank=rank, transient=True, check="memory-back")
+            )  # fmt: skip
+        return found
+
+    def _unheard(self, name: str) -> Refusal:
+        node, trouble = self.settings.fleet.nodes[name], self.members[name].trouble
+        if trouble is not None:
+            return Refusal(Stage.RANK, trouble, f"Mend it on {name}, then run dsv41 up.", node=name, rank=node.rank,
+                           check="supervisor-understood")  # fmt: skip
+        return Refusal(
+            Stage.RANK, f"its supervisor does not answer at {node.management_address}:{node.supervisor_port}.",
+            f"Check that dsv41-supervisor runs on {name}, and the management network.",
+            node=name, rank=node.rank, transient=True, check="supervisor-reachable",
+        )  # fmt: skip
+
+    def _free_port(self) -> int:
+        """A rendezvous port that no boot used lately and nobody listens on."""
+        rendezvous = self.settings.engine.rendezvous
+        address = str(self.settings.fleet.nodes[self.settings.fleet.head].management_address)
+        taken = []
+        for i in range(rendezvous.n_ports):
+            port = rendezvous.first_port + (self.sequence.generation + 1 + i) % rendezvous.n_ports
+            with socket.socket() as sock:
+                try:
+                    sock.bind((address, port))
+                except OSError as error:
+                    taken.append(f"{port} ({error.strerror})")
+                    continue
+            return port
+        raise Dsv41Error(
+            f"no port of engine.rendezvous is free on {address}: {', '.join(taken[:3])}, …", stage=Stage.RANK,
+            node=self.settings.fleet.head, transient=True, hint="See who holds them: ss -ltnp",
+        )  # fmt: skip
+
+
+def two_heads(sentence: str) -> Refusal:
+    return Refusal(
+        Stage.RANK, f"{sentence}. This head stands back.",
+        "Find the second supervisor that takes itself for the head (same fleet key, another machine or state "
+        "directory), stop it, then run dsv41 up.", check="two-heads",
+    )  # fmt: skip
