@@ -211,6 +211,53 @@ def test_the_journal_finds_every_line_by_node_and_stage_and_explains_events(flee
     assert fleet[0].machine.dsv41("logs", "spark2", "--settings", SETTINGS).stdout.strip()
 
 
+def test_systemd_has_nothing_to_say_about_the_rendered_units(fleet: list[Node]) -> None:
+    for node in fleet:
+        units = [f"/etc/systemd/system/{path.name}" for path in node.machine.units.glob("dsv41-*.service")]
+        units = [name.replace("@.", f"@{node.rank}.") for name in units]
+        assert len(units) >= 5
+        # It ends with 0 whatever it finds, and systemd 252 knows every key that we use.
+        done = node.machine.run("systemd-analyze", "verify", "--man=no", *units)
+        assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_fleet_comes_back_with_a_head_that_was_rebooted(
+    fleet: list[Node], demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    old = fleet[0].machine
+    keep_state_on_disk(fleet[0])
+    serving(fleet)
+    generation = fleet[0].status()["boot"]["generation"]
+    old.run("systemctl", "--no-block", "poweroff")
+    assert old.process is not None
+    old.process.wait(60)
+    old.power_off()
+    record = json.loads((old.shared / "state/fleet.json").read_text())
+    assert record["wanted"] == "up", "a shutdown was taken for an order to the fleet"
+
+    (tmp_path / "work").mkdir()
+    again = Machine(old.name, tmp_path / "work", old.shared, fleet[1].machine)
+    fleet[0].machine = again
+    again.boot()
+    fleet[0].install(fleet_settings(3, demo_revision), demo_checkpoint)
+    keep_state_on_disk(fleet[0])
+    again.run("systemctl", "start", "dsv41-supervisor", "dsv41-gateway")
+    wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to be back", BOOT_S, *fleet)
+    assert fleet[0].status()["boot"]["generation"] > generation
+    assert all(node.is_active() for node in fleet)
+
+
+def keep_state_on_disk(node: Node) -> None:
+    """The supervisor's state outlives the machine's root, as a drive does."""
+    script = (
+        "systemctl stop dsv41-supervisor dsv41-guard; mkdir -p /srv/shared/state; "
+        "cp -an /var/lib/dsv41/supervisor/. /srv/shared/state/; chown -R dsv41-supervisor: /srv/shared/state; "
+        "mount --bind /srv/shared/state /var/lib/dsv41/supervisor"
+    )
+    node.machine.run("sh", "-c", script)
+    node.machine.run("systemctl", "start", "dsv41-supervisor")
+
+
 def test_a_missing_key_is_named_and_not_tried_again(fleet: list[Node]) -> None:
     machine = fleet[2].machine
     machine.run("systemctl", "stop", "dsv41-rank@0", check=False)
