@@ -10,9 +10,11 @@ from .routes import MAX_BODY_BYTES, ROUTES, Asked, Route, Who
 
 _MEANS = {
     200: "Done.",
+    201: "Made.",
     202: "Taken; what comes of it is seen in the status.",
     400: "The query or the body is not as described here.",
     401: "Wrong or missing fleet key.",
+    404: "There is no such thing.",
     408: "The body did not come in time.",
     409: "Refused, or for another fleet; every reason is in error.refusals.",
     413: f"The body is larger than {MAX_BODY_BYTES} bytes.",
@@ -117,6 +119,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if "{rank}" in route.path:
         found.append({"name": "rank", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}})
+    if "{name}" in route.path:
+        found.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 100}})
     if route.query is not None:
         described = _schema(route.query)
         for name, schema in described["properties"].items():
