@@ -46,8 +46,9 @@ def test_a_cancelled_job_keeps_its_buffers_until_the_reads_under_way_are_over(ch
     with open_store(paths, engine=engine, queue_depth=8) as store:
         tell("hold")
         weight, scale = outputs(len(ids))
+        before = int(tell("reads"))  # opening reads too
         jobs = [store.submit(1, array("q", ids), weight, scale)]
-        wait_until(lambda: int(tell("reads")) >= 1, "a read")
+        wait_until(lambda: int(tell("reads")) > before, "a read")
         begun, over = threading.Event(), threading.Event()
 
         def stop():
