@@ -3,7 +3,7 @@
 PYTHON ?= python3
 DSV41 := .venv/bin/dsv41
 .DEFAULT_GOAL := help
-.PHONY: help demo engine test test-fast test-engine test-nix test-systemd test-vm lint bench schema clean
+.PHONY: help demo engine test faults test-fast test-engine test-nix test-systemd test-vm lint bench schema clean
 
 help:
 	@echo "make demo                         a three-rank fleet on this machine; Ctrl-C stops it"
@@ -39,6 +39,12 @@ test-nix: .venv
 # Containers with a real systemd run the rendered units; needs root, systemd-container, dbus and polkitd.
 test-systemd: .venv
 	.venv/bin/pytest tests/nspawn tests/units_contract $(ARGS)
+
+# Injects every fault and prints what was measured, as a table.
+faults: .venv
+	@mkdir -p .demo && rm -f .demo/faults.jsonl
+	@DSV41_FAULT_REPORT=$(CURDIR)/.demo/faults.jsonl .venv/bin/pytest tests/faults -q $(ARGS); status=$$?; \
+	  .venv/bin/python -m tests.harness.faults .demo/faults.jsonl && exit $$status
 
 test-vm:
 	@echo "make test-vm: there are no VM tests yet (issue 5); nothing was run." >&2; exit 69

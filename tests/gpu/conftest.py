@@ -63,7 +63,8 @@ def fleet(
     figures["resident_before_boot"] = sum(map(servers.resident_bytes, checkpoints.tables(checkpoints.whole)))
     base = Path(os.environ.get("DSV41_GPU_LOGS") or tmp_path_factory.mktemp("servers"))
     asked = os.environ.get("DSV41_GPU_SERVERS", "").split(",")
-    kinds = [kind for kind in servers.KINDS if asked == [""] or kind.name in asked]
+    n_gpus = servers.n_gpus()
+    kinds = [k for k in servers.KINDS if (asked == [""] or k.name in asked) and k.world_size <= n_gpus]
     started = time.monotonic()
     running = {kind.name: servers.launch(kind, checkpoints, base) for kind in kinds}
     try:
@@ -81,7 +82,7 @@ def fleet(
 def server_of(fleet: dict[str, Any]) -> Any:
     def find(name: str) -> Any:
         if name not in fleet:
-            pytest.skip(f"DSV41_GPU_SERVERS left {name} out")
+            pytest.skip(f"DSV41_GPU_SERVERS left {name} out, or this machine has too few GPUs for it")
         server = fleet[name]
         assert server.problem is None, server.problem
         return server

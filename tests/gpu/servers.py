@@ -27,7 +27,7 @@ from tests.engine.engines import Engine, Rank, free_port, write_plan
 LAYERS = (1, 4)
 WITNESS = Path(__file__).parent / "witness"
 ARGV = (
-    "--attention-backend", "dsv4", "--moe-runner-backend", "marlin", "--tp-size", "1", "--context-length", "4096",
+    "--attention-backend", "dsv4", "--moe-runner-backend", "marlin", "--context-length", "4096",
     "--max-total-tokens", "16384", "--max-running-requests", "8", "--mem-fraction-static", "0.5",
     "--chunked-prefill-size", "2048", "--sampling-backend", "pytorch", "--trust-remote-code",
     "--tool-call-parser", "deepseekv41", "--reasoning-parser", "deepseek-v41", "--skip-server-warmup",
@@ -48,6 +48,8 @@ class Kind:
     """engram_nvme's; None is the stock engine without a plan."""
     witness: bool = True
     drive: bool = True
+    world_size: int = 1
+    """Ranks, each on a GPU of its own, as two nodes would be; the last one has the drive."""
 
 
 KINDS = (
@@ -57,7 +59,11 @@ KINDS = (
     Kind("uring", GRAPH, {}, drive=False),
     Kind("ahead", GRAPH, {}, witness=False),
     Kind("late", GRAPH, {"prefetch": False}, witness=False),
+    Kind("eager-ahead", EAGER, {}, witness=False),
+    Kind("eager-late", EAGER, {"prefetch": False}, witness=False),
+    Kind("real", GRAPH, {}, witness=False, drive=False),
     Kind("stock", GRAPH, None, witness=False, drive=False),
+    Kind("tp2", (*GRAPH, "--disable-custom-all-reduce"), {"staging_tokens": 256}, world_size=2),
 )
 
 
@@ -110,11 +116,22 @@ def prepare(source: Path, target: Path) -> Checkpoints:
 class Server(Engine):
     """One rank, with the drive it reads from and what its witness saw."""
 
-    def __init__(self, kind: Kind, rank: Rank, rows: Path | None, drive: Drive | None) -> None:
-        super().__init__(1, [rank])
-        self.kind, self.rows, self.drive = kind, rows, drive
+    def __init__(self, kind: Kind, directory: Path) -> None:
+        super().__init__(kind.world_size)
+        self.kind, self.directory = kind, directory
+        self.rows = directory
+        self._drive: Drive | None = None
         self.problem: str | None = None
         self.started = time.monotonic()
+
+    @property
+    def drive(self) -> Drive:
+        assert self._drive is not None, f"{self.kind.name} reads from this machine's own drive"
+        return self._drive
+
+    @drive.setter
+    def drive(self, drive: Drive) -> None:
+        self._drive = drive
 
     def wait(self, *, deadline: float) -> None:
         """Until it is ready; `problem` says why it is not."""
@@ -167,25 +184,34 @@ def prompt(n_tokens: int, salt: int = 0) -> list[int]:
 
 
 def launch(kind: Kind, checkpoints: Checkpoints, base: Path) -> Server:
-    directory = base / kind.name
+    server = Server(kind, base / kind.name)
+    rendezvous = free_port()
+    for rank in range(kind.world_size):
+        server.ranks.append(_launch_rank(server, rank, checkpoints, rendezvous))
+    return server
+
+
+def _launch_rank(server: Server, rank: int, checkpoints: Checkpoints, rendezvous: int) -> Rank:
+    kind, n_ranks = server.kind, server.kind.world_size
+    directory = server.directory / f"rank-{rank}"
     directory.mkdir(parents=True)
-    environment = dict(os.environ)
-    rows = drive = None
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(rank)}
     if kind.settings is not None:
-        rows = directory / "rows"
+        server.rows = server.directory / "rows"
         for layer in LAYERS:
             pack_layer(
-                checkpoints.stock, rows, layer=layer, rank=0, world_size=1,
+                checkpoints.stock, server.rows, layer=layer, rank=rank, world_size=n_ranks,
                 partition=Partition.BALANCED, revision="tiny",
             )  # fmt: skip
         plan = write_plan(
-            directory, rows=rows, revision="tiny", adapters={"engram_nvme": kind.settings},
+            directory, rank=rank, world_size=n_ranks, rows=server.rows, revision="tiny",
+            adapters={"engram_nvme": kind.settings},
             cache_bytes=0 if kind.drive else 1 << 20, reader="threads" if kind.drive else "auto",
         )  # fmt: skip
         environment |= {"DSV41_RANK_PLAN": str(plan), "SGLANG_PLUGINS": "dsv41"}
-    if kind.drive:
-        drive = Drive(directory / "drive")
-        environment |= drive.environment
+    if kind.drive and rank == n_ranks - 1:
+        server.drive = Drive(directory / "drive")
+        environment |= server.drive.environment
     if kind.witness:
         environment |= {
             "SGLANG_PLUGINS": "dsv41,witness",
@@ -193,15 +219,23 @@ def launch(kind: Kind, checkpoints: Checkpoints, base: Path) -> Server:
             "DSV41_WITNESS_TABLES": str(checkpoints.stock),
             "PYTHONPATH": f"{environment['PYTHONPATH']}:{WITNESS}",
         }
-    folder = checkpoints.stock if rows is None else checkpoints.pruned if kind.drive else checkpoints.whole
+    folder = checkpoints.stock if kind.settings is None else checkpoints.pruned if kind.drive else checkpoints.whole
     port = free_port()
     argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--served-model-name", "demo"]
+    argv += ["--host", "127.0.0.1", "--port", str(port), "--tp-size", str(n_ranks)]
+    if n_ranks > 1:
+        argv += ["--nnodes", str(n_ranks), "--node-rank", str(rank), "--dist-init-addr", f"127.0.0.1:{rendezvous}"]
     with open(directory / "engine.log", "wb") as log:
         process = subprocess.Popen(
-            [*argv, "--host", "127.0.0.1", "--port", str(port), *ARGV, *kind.argv],
+            [*argv, *ARGV, *kind.argv],
             env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    return Server(kind, Rank(0, port, directory, process), rows, drive)
+    return Rank(rank, port, directory, process)
+
+
+def n_gpus() -> int:
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def zero_row(rows: Path, layer: int, row: int) -> bytes:

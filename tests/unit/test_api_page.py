@@ -61,7 +61,7 @@ async def test_the_page_is_served_without_a_key_under_a_strict_policy(tmp_path: 
                 assert fleet.settings.fleet.name + '"' not in await answer.text()
 
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 
 
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason=f"none of {', '.join(BROWSERS)} is installed")

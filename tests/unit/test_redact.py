@@ -18,8 +18,10 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 # Recognisable, so that a part of one left behind is found too.
 SECRET = st.text(ALPHABET, min_size=20, max_size=60).map(lambda s: "Zq7" + s)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
-NAMES = ("api_key", "API-KEY", "HF_TOKEN", "auth_tokens", "token", "password", "client_secret", "auth_key", "private-key",
-         "access_token")  # fmt: skip
+NAMES = (
+    "api_key", "API-KEY", "HF_TOKEN", "auth_tokens", "token", "password", "client_secret", "auth_key", "private-key",
+    "access_token",
+)  # fmt: skip
 SHAPES = (
     "Bearer {s}", "bearer   {s}", "Authorization: Bearer {s}", "authorization: {s}", '"Authorization": "Basic {s}"',
     "hf_{s}", "sk-{s}", "sk-proj-{s}", "ghp_{s}", "github_pat_{s}", "xoxb-1234-{s}",
