@@ -64,6 +64,8 @@ async def read_host(
         if has_gpu():
             group.create_task(read("gpus", "nvidia-smi", lambda: read_gpu.read_gpus(bound_s)))
     values |= values.pop("processes", {})
+    if n_unseen := values.pop("gpu_users_unseen", 0):
+        unread["gpu_users"] = f"the open files of {n_unseen} processes cannot be read, so a GPU user may be missed"
     return HostFacts(
         node=node, supervised=standing.supervised, rank_state=standing.rank_state, at_s=time.time(),
         same=same_bits(settings, standing), fabric_changes=tuple(c[:300] for c in standing.fabric_changes[:MAX_ROWS]),
@@ -106,6 +108,8 @@ def _processes(settings: Settings, node: str, standing: Standing) -> dict[str, A
     }
     if settings.engine.device is Device.CUDA or has_gpu():
         values["gpu_users"] = read_proc.gpu_users(table, ours)
+        if n_unseen := read_proc.n_unseen(table):
+            values["gpu_users_unseen"] = n_unseen
     return values
 
 

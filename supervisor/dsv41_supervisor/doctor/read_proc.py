@@ -128,6 +128,19 @@ def gpu_users(processes: Mapping[int, Running], ours: Collection[int], proc: Pat
     return tuple(found)
 
 
+def n_unseen(processes: Mapping[int, Running], proc: Path = PROC) -> int:
+    """Processes whose open files we may not read: whoever holds a GPU among them is not seen."""
+    n = 0
+    for pid in processes:
+        try:
+            os.listdir(proc / str(pid) / "fd")
+        except PermissionError:
+            n += 1
+        except OSError:
+            continue  # Gone meanwhile.
+    return n
+
+
 def read_ports(
     wanted: Iterable[tuple[str, int]],
     processes: Mapping[int, Running],

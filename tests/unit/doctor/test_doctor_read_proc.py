@@ -136,3 +136,20 @@ def test_descendants_are_found_by_parent_and_by_session(tmp_path: Path) -> None:
     trees.add_process(tmp_path, 13, "orphan", parent=1, session=10)
     trees.add_process(tmp_path, 14, "stranger")
     assert read_proc.descendants(read_proc.read_processes(tmp_path), [10]) == {10, 11, 12, 13}
+
+
+def test_processes_that_may_not_be_looked_into_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees.add_process(tmp_path, 40, "Xorg")
+    trees.add_process(tmp_path, 41, "dsv41")
+    table = read_proc.read_processes(tmp_path)
+    listdir = read_proc.os.listdir
+
+    def refused(path: Path) -> list[str]:
+        if "/40/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    # Root reads everything: the refusal of an ordinary user can only be made up here.
+    monkeypatch.setattr(read_proc.os, "listdir", refused)
+    assert read_proc.n_unseen(table, tmp_path) == 1
+    assert read_proc.gpu_users(table, set(), tmp_path) == ()
