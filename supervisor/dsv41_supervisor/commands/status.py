@@ -41,6 +41,7 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     from rich.console import Console
     from rich.table import Table
 
+    from ..fabric.words import status_lines
     from .together import together
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -66,6 +67,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
         if row["detail"] != row["state"]:
             console.print(f"{row['node']}: {row['detail']}", markup=False)
     for line in together(status):
+        console.print(line, markup=False)
+    for line in status_lines(status):
         console.print(line, markup=False)
     for refusal in status["refusals"]:
         console.print(

@@ -105,9 +105,7 @@ async def look(settings: Settings, node: str, roots: Roots) -> NodeFacts:
 class FabricWatch:
     """Compares the rails with how they were at launch. `changed` is called when the answer changes."""
 
-    def __init__(
-        self, settings: Settings, node: str, changed: Callable[[], None], roots: Roots | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, node: str, changed: Callable[[], None], roots: Roots | None = None) -> None:
         self._settings = settings
         self._node = node
         self._changed = changed

@@ -14,6 +14,7 @@ from dsv41_supervisor.fabric.agent import NodeFabric
 from dsv41_supervisor.fabric.facts import NodeFacts
 from dsv41_supervisor.fabric.roots import Roots
 from dsv41_supervisor.fabric.watch import FabricWatch, differences, look, view
+from dsv41_supervisor.fabric.words import status_lines
 from dsv41_supervisor.settings import Settings, parse
 
 from tests.fixtures.fabric.fleets import FLEETS, at, healthy
@@ -153,3 +154,18 @@ async def test_a_look_is_cheap_in_facts() -> None:
     facts = await look(settings, "ada", Roots(sys=Path("/nonexistent")))
     assert isinstance(facts, NodeFacts)
     assert facts.rdma == {} and facts.routes == ()
+
+
+def test_status_tells_what_changed_what_was_overridden_and_what_is_warned_of() -> None:
+    found = {"severity": "warning", "check": "rail-speed", "node": "bob", "what": "rail a runs at 100 Gb/s.",
+             "do_next": "Change the cable.", "overridden": False}  # fmt: skip
+    allowed = found | {"check": "limit-files", "what": "few files.", "overridden": True}
+    status = {
+        "nodes": {"ada": {"fabric": {"sentences": ["rail a: MTU was 9000, is 1500"]}}, "bob": {"unreachable_s": 3}},
+        "findings": [found, allowed],
+    }
+    assert list(status_lines(status)) == [
+        "fabric degraded: ada: rail a: MTU was 9000, is 1500 since launch",
+        "overridden (limit-files): bob: few files.",
+        "warning (rail-speed): bob: rail a runs at 100 Gb/s. Change the cable.",
+    ]
