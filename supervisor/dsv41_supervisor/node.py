@@ -48,6 +48,7 @@ from .fleet.lease import (
 from .guard.link import GuardLink, Message, kill_sentence
 from .incident.rails import RailHistory
 from .journal import Event, event, fields, log
+from .light import give_back
 from .notices import Notices
 from .pack import PROGRESS
 from .rank.health import EngineProbe, judge_arming
@@ -97,7 +98,7 @@ class NodeAgent:
         self.changes = Changes()
         self.units = units
         self._warnings: deque[str] = deque(maxlen=20)
-        self.lease = LeaseKeeper(settings, node, self._warn)
+        self.lease = LeaseKeeper(settings, node)
         self._preparation = Preparation()
         self._preparing: asyncio.Task[None] | None = None
         self.rank = RankRecord()
@@ -497,7 +498,7 @@ class NodeAgent:
                 for name, rail in self.settings.fleet.nodes[self.node].rails.items()
             },
             "engine": self.engine_load,
-            "warnings": list(self._warnings),
+            "warnings": [*self._warnings, *filter(None, [self.lease.unwritten])],
             "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
         }
 
@@ -609,6 +610,9 @@ class NodeAgent:
     def move(self, what: RankEvent, reason: str | None = None) -> None:
         before = self.rank.state
         self.rank.state = advance(before, what)
+        if self.rank.state is RankState.READY:
+            # What the checks of a boot read is not needed while it serves.
+            give_back()
         self.rank.since_s = self.rank.progress_at_s = time.monotonic()
         self.rank.reason = reason
         log.info("rank %d: %s -> %s%s", self.rank_number, before, self.rank.state, f": {reason}" if reason else "")
@@ -706,6 +710,7 @@ class NodeAgent:
             self.rank.reported_at_s = time.monotonic()
             for step in (RankEvent.STARTED, RankEvent.ADMITTED):
                 self.move(step)
+            self._in_background(self.fabric.taken_up(boot.id))
             self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
             await self.fabric.taken_up(boot.id)
             await self._guard_rank(boot.id)

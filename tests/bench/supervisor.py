@@ -1,7 +1,7 @@
 """The supervisor's figures: how fast a death is noticed, order under random faults, what the daemon costs.
 
-Real daemons and rank processes on loopback, with the scripted engine made short, so that hundreds of boots fit into
-minutes. Figures are of this machine; nothing here was run on GB10. Prints one JSON object: conditions, every goal with
+Real daemons and rank processes in network namespaces, with the scripted engine made short, so that hundreds of boots
+fit into minutes. Figures are of this machine; nothing here was run on GB10. Prints one JSON object: conditions, every goal with
 its figure and whether it holds, and what was measured.
 
     python tests/bench/supervisor.py [--quick] [--only kills|faults|cost] [--seed N]
@@ -333,7 +333,7 @@ async def run(args: argparse.Namespace) -> Bench:
             if args.only not in (None, name):
                 continue
             async with running_fleet(
-                Path(directory) / name, checkpoint, loopback=True, gateway=False, behaviour=SHORT,
+                Path(directory) / name, checkpoint, gateway=False, behaviour=SHORT,
                 change=None if name == "cost" else quick_to_notice,
             ) as fleet:  # fmt: skip
                 if name == "cost":
@@ -362,7 +362,7 @@ def main() -> int:
     conditions = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)), "took_s": round(time.time() - began, 1),
         "machine": platform.machine(), "kernel": platform.release(), "python": platform.python_version(),
-        "cores": os.cpu_count(), "load_before": load, "engine": "scripted", "network": "loopback", "nodes": 3,
+        "cores": os.cpu_count(), "load_before": load, "engine": "scripted", "network": "namespaces", "nodes": 3,
         "quick": args.quick, "gb10": "not run on GB10",
     }  # fmt: skip
     print(json.dumps({"conditions": conditions, "goals": bench.goals, "measured": bench.measured}, indent=1))

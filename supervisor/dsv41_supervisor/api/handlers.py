@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import time
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 from pydantic import ValidationError
 
-from ..doctor.service import DoctorService
 from ..errors import Dsv41Error, Refusal, Stage
 from ..fleet.controller import FleetController
 from ..fleet.desk import Desk
@@ -52,6 +53,9 @@ from .routes import (
     Who,
 )
 
+if TYPE_CHECKING:
+    from ..doctor.service import DoctorService
+
 BODY_S = 10.0
 """For a request's body to come whole."""
 STATUS_AGE_S = 0.5
@@ -90,17 +94,27 @@ class Api:
         self._agent = agent
         self._controller = controller
         self._key = key.encode()
-        self._shared_status: tuple[int, float, asyncio.Task[dict[str, Any]]] | None = None
+        self._shared_status: tuple[int, float, asyncio.Task[tuple[dict[str, Any], bytes]]] | None = None
         self.door = Door()
-        self._doctor = DoctorService(agent)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, getattr(self, route.handler))
         app.on_response_prepare.append(_always)
-        app.on_cleanup.append(self._doctor.on_cleanup)
+        app.on_cleanup.append(self._close_doctor)
         return app
+
+    @cached_property
+    def _doctor(self) -> DoctorService:
+        """Made when it is first asked for: it is 2 MiB of models that a fleet which serves does not need."""
+        from ..doctor.service import DoctorService
+
+        return DoctorService(self._agent)
+
+    async def _close_doctor(self, app: web.Application) -> None:
+        if "_doctor" in self.__dict__:
+            await self._doctor.on_cleanup(app)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -169,14 +183,14 @@ class Api:
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         if self._controller is not None:
-            return web.json_response(await self._status_of_fleet(self._controller))
+            return web.json_response(body=(await self._status_of_fleet(self._controller))[1])
         head = self._settings.fleet.head
         return web.json_response({"head": head, "nodes": {self._agent.node: self._agent.status()}})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         from ..metrics import render
 
-        fleet = await self._status_of_fleet(self._controller) if self._controller is not None else None
+        fleet = (await self._status_of_fleet(self._controller))[0] if self._controller is not None else None
         text = render(self._agent.status(), await self._agent.measure(), fleet)
         # Prometheus names the version of its format in the media type.
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
@@ -184,12 +198,17 @@ class Api:
     async def openapi(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(openapi_document())
 
-    async def _status_of_fleet(self, controller: FleetController) -> dict[str, Any]:
-        """One look for all who ask at the same time: each costs a request to every node."""
+    async def _status_of_fleet(self, controller: FleetController) -> tuple[dict[str, Any], bytes]:
+        """One look for all who ask at the same time, as JSON too: each costs a request to every node."""
+
+        async def look() -> tuple[dict[str, Any], bytes]:
+            status = await controller.status()
+            return status, json.dumps(status).encode()
+
         now = asyncio.get_running_loop().time()
         shared = self._shared_status
         if shared is None or shared[0] != controller.changes.version or now - shared[1] > STATUS_AGE_S:
-            task = asyncio.ensure_future(controller.status())
+            task = asyncio.ensure_future(look())
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
             shared = self._shared_status = controller.changes.version, now, task
         return await asyncio.shield(shared[2])
@@ -381,6 +400,8 @@ async def _body(request: web.Request, model: type[A]) -> A:
     try:
         async with asyncio.timeout(BODY_S):
             raw = await request.read()
+    except (http_exceptions.HttpProcessingError, web.RequestPayloadError) as error:
+        raise Malformed(f"the body cannot be read ({type(error).__name__})") from None
     except TimeoutError:
         raise web.HTTPRequestTimeout(reason=f"the body did not come within {BODY_S:g} s") from None
     try:

@@ -7,6 +7,7 @@ import json
 import sys
 
 from ..errors import Exit
+from ..settings import Settings
 from . import add_settings, read_settings
 
 
@@ -14,6 +15,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("status", help="show the fleet")
     add_settings(parser, node=False)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--decisions", type=int, nargs="?", const=20, metavar="N", help="show the last N decisions and why instead (20)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -24,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from .fleet import rows
 
     settings = read_settings(args)
+    if args.decisions is not None:
+        return _decisions(args, settings)
 
     async def ask() -> dict[str, object]:
         async with SupervisorClient(settings, settings.fleet.head) as head:
@@ -35,6 +41,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(status, rows(status))
     return Exit.OK if status["state"] == "serving" else Exit.UNAVAILABLE
+
+
+def _decisions(args: argparse.Namespace, settings: Settings) -> int:
+    import asyncio
+
+    from ..fleet.peers import SupervisorClient
+
+    async def ask() -> list[dict[str, object]]:
+        async with SupervisorClient(settings, settings.fleet.head) as head:
+            answer = await head.call("GET", f"/fleet/decisions?lines={args.decisions}", timeout_s=15)
+            return list(answer["decisions"])
+
+    decisions = asyncio.run(ask())
+    if args.json:
+        print(json.dumps(decisions))
+        return Exit.OK
+    for decision in decisions:
+        print(f"{decision['at']}  {decision['decision']}" + (f", because {decision['why']}" if decision["why"] else ""))
+    return Exit.OK
 
 
 def _show(status, table) -> None:  # type: ignore[no-untyped-def]
@@ -49,6 +74,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     console.print(
         f"fleet {status['fleet']}: [bold]{status['state']}[/bold], boot {boot}, {status['recoveries']} recoveries"
     )
+    if status.get("paused_by"):
+        console.print(f"recovery is paused by {status['paused_by']}; dsv41 resume ends that", markup=False)
     if status["reason"]:
         console.print(f"because: {status['reason']}", markup=False)
     shown = Table(box=None, pad_edge=False)

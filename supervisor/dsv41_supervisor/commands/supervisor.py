@@ -17,9 +17,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
+    from ..light import few_arenas, pyroute2_by_parts, settled
+
+    few_arenas()
+    pyroute2_by_parts()
     from .. import daemon, journal
 
     settings = read_settings(args)
     node = this_node(args, settings)
     journal.setup(args.log_level, node=node, rank=settings.fleet.nodes[node].rank, world_size=settings.fleet.world_size)
+    settled()
     return asyncio.run(daemon.run(settings, args.settings.resolve(), node))

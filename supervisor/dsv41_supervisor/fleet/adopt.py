@@ -18,10 +18,10 @@ async def adopt(crew: Crew, boot: Boot) -> str | None:
     deadline = Deadline.after(PEERS_TIMEOUT_S + crew.settings.engine.stall.warmup_s, "the ranks of the boot before")
     heard_by = Deadline.after(PEERS_TIMEOUT_S, "every node's supervisor")
     while True:
-        crew.look()
-        statuses = {name: member.status for name, member in crew.members.items()}
+        look = crew.look()
+        statuses = look.statuses
         heard = {name: status for name, status in statuses.items() if status is not None}
-        if (other := crew.other_head()) is not None:
+        if (other := crew.other_head(look)) is not None:
             return other
         for name, status in heard.items():
             # A node that has just started looks for its rank first.

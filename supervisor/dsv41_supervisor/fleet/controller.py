@@ -27,10 +27,11 @@ from .crew import LOST_GRACE_S, Crew, two_heads
 from .decisions import Decisions
 from .desk import Desk
 from .members import Member
-from .record import FleetRecord
+from .record import FleetRecord, now_s
 from .recovery import Again, Stay, after_a_failed_boot, after_a_loss
 
 STALE_COUNT_S = 5.0
+SERVE_LOOK_S = 2.0
 
 
 class FleetState(StrEnum):
@@ -289,13 +290,14 @@ class FleetController:
         while True:
             seen = self.changes.version
             look = self._crew.look()
-            if (other := self._crew.other_head()) is not None:
+            if (other := self._crew.other_head(look)) is not None:
                 await self._stand_back(other)
                 return
             lost = look.lost(self._record.boot.id if self._record.boot else None)
             if lost is not None:
                 break
-            await self.changes.newer_than(seen, 0.5)
+            # Whatever ends a fleet is a change: a status that comes, or one that has not come for too long.
+            await self.changes.newer_than(seen, SERVE_LOOK_S)
         self._record.note(f"lost: {lost}")
         event(Event.RANK_LOST, lost, logging.ERROR, stage=Stage.ENGINE)
         self._set_state(FleetState.RECOVERING, lost)
@@ -314,7 +316,7 @@ class FleetController:
         record = self._record
         record.note("all ranks stopped")
         paused = record.paused_by is not None
-        await self._do(after_a_loss(why, record.recoveries, time.time(), paused, self.settings.recovery), why)
+        await self._do(after_a_loss(why, record.recoveries, now_s(), paused, self.settings.recovery), why)
 
     async def _do(self, decision: Again | Stay, why: str) -> None:
         record, limit = self._record, self.settings.recovery.max_recoveries
@@ -358,7 +360,7 @@ class FleetController:
             self.refusals = tuple(dict.fromkeys((*self.refusals, *left.refusals)))
         record = self._record
         decision = after_a_failed_boot(
-            why, recovering, all(r.transient for r in self.refusals), record.recoveries, time.time(),
+            why, recovering, all(r.transient for r in self.refusals), record.recoveries, now_s(),
             record.paused_by is not None, self.settings.recovery,
         )  # fmt: skip
         if isinstance(decision, Again) or decision.until == "resume":

@@ -81,10 +81,9 @@ class Crew:
         self._stamps[name] = stamp
         self.sequence = self.sequence.hear(name, said(status))
 
-    def other_head(self) -> str | None:
+    def other_head(self, look: Seen) -> str | None:
         """Who has begun a boot since ours; None while nobody has."""
-        for name, member in self.members.items():
-            status = member.status
+        for name, status in look.statuses.items():
             if status is not None and self.sequence.overtaken_by(said(status)):
                 other = (status["boot"] or {}).get("id") or f"generation {status['highest_generation']}"
                 return f"another head has begun {other}: {name} says so"
@@ -111,7 +110,7 @@ class Crew:
         while True:
             seen = self.changes.version
             look = self.look()
-            if (other := self.other_head()) is not None:
+            if (other := self.other_head(look)) is not None:
                 raise Refused([two_heads(other)])
             failures = look.failures(boot.id)
             if failures:

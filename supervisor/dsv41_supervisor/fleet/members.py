@@ -23,6 +23,7 @@ from .lease import Hold, Stamp
 from .peers import SupervisorClient
 
 EVIDENCE_S = 15.0
+STATUS_AGE_S = 0.5
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
 
@@ -43,6 +44,7 @@ class LocalMember:
         self.renewed_boot: Callable[[], str | None] = lambda: None
         """Which boot to name when its status is asked for; set by the crew."""
         self._agent = agent
+        self._known: tuple[int, float, dict[str, Any]] | None = None
         self._changes = changes
         self._watch_s = watch_s(agent.settings)
 
@@ -50,7 +52,11 @@ class LocalMember:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        return self._agent.status()
+        """Its status, not older than its last change or STATUS_AGE_S: it is asked for many times a second."""
+        version, now = self._agent.changes.version, time.monotonic()
+        if self._known is None or self._known[0] != version or now - self._known[1] > STATUS_AGE_S:
+            self._known = version, now, self._agent.status()
+        return self._known[2]
 
     @property
     def silent_s(self) -> float:

@@ -32,6 +32,8 @@ from .plan import LaunchPlan
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 1.0
+READY_HEARTBEAT_S = 2.0
+"""Whatever changes is told at once; this only says that the process is not frozen, and hears of the lease."""
 ADMISSION_POLL_S = 20.0
 ADMISSION_SILENCE_S = 30.0
 TERMINATE_S = 8.0
@@ -245,14 +247,15 @@ class _Running:
                 self._lease = self._lease.heard(began, answer["lease_left_s"])
                 said_no = "the lease ran out: the head has not renewed it"
                 if answer["ready"] and not ready:
-                    ready = True
                     notify("READY=1")
+                ready = bool(answer["ready"])
                 notify("WATCHDOG=1", f"STATUS={answer['status']}")
             if not self._lease.may_run(time.monotonic()):
                 self._why = said_no
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), max(0.0, HEARTBEAT_S - (time.monotonic() - began)))
+                period_s = READY_HEARTBEAT_S if ready else HEARTBEAT_S
+                await asyncio.wait_for(self._news.wait(), max(0.0, period_s - (time.monotonic() - began)))
             self._news.clear()
 
     def _watch_processes(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..node import NodeAgent
 
 TICK_S = 0.25
+ARMED_LOOK_S = 5.0
+"""Between two looks at the adapters' reports of a rank that serves: each reads a file a process."""
 ENGINE_LOOK_S = 2.0
 """Between two looks at the head's engine; each costs it one pass over its metrics."""
 GUARD_AWAY_S = 5.0
@@ -44,7 +46,7 @@ class RankWatch:
             group.create_task(self._guard_memory())
 
     async def _watch_process(self) -> None:
-        agent = self._agent
+        agent, looked_at_s = self._agent, 0.0
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -56,6 +58,9 @@ class RankWatch:
             if now - rank.reported_at_s > REPORT_TIMEOUT_S:
                 agent.fail(f"its process is frozen: no report for {now - rank.reported_at_s:.0f} s")
                 continue
+            if rank.state is RankState.READY and now - looked_at_s < ARMED_LOOK_S:
+                continue
+            looked_at_s = now
             agent.armed_as_asked()
             clamped = agent.kv_budget().clamped(self._settings.engine.memory.min_granted_fraction)
             if clamped is not None and rank.state in (RankState.LOADING, RankState.WARMING):

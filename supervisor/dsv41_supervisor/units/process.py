@@ -27,7 +27,8 @@ from . import OnExit, UnitState, UnitStatus, unknown_unit
 from .procfs import Proc, pid_is, processes, start_time
 
 _PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 5.0
+LOOK_S = 10.0
+"""Each look reads every process of the machine."""
 LOG_BYTES = 16 << 20
 """A unit's log starts anew beyond this; the previous one is kept as .1."""
 
