@@ -711,8 +711,12 @@ class NodeAgent:
             for step in (RankEvent.STARTED, RankEvent.ADMITTED):
                 self.move(step)
             self._in_background(self.fabric.taken_up(boot.id))
-            self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
             await self.fabric.taken_up(boot.id)
+            try:
+                self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
+            except Dsv41Error as error:
+                # A GID that moved meanwhile is no reason to stop a rank that serves: its connections go on.
+                self._warn(f"the running rank could not be launched like this again: {error}")
             await self._guard_rank(boot.id)
             log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
         else:

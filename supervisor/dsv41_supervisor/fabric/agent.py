@@ -72,7 +72,8 @@ class NodeFabric:
             log.warning("cannot write %s: %s", self._launched_path, error.strerror)
 
     async def taken_up(self, boot_id: str) -> None:
-        """A rank outlived our supervisor: compare with its launch, or with now when nobody wrote that down."""
+        """A rank outlived our supervisor: compare with its launch, or with now when nobody wrote that down. Never
+        raises: a fabric that cannot be read is no reason to stop a rank that serves."""
         raw = read_json(self._launched_path)
         try:
             if raw is not None and raw["boot"] == boot_id:
@@ -80,7 +81,10 @@ class NodeFabric:
                 return
         except (KeyError, TypeError, ValueError):
             log.warning("%s has another shape; starting without it", self._launched_path)
-        self.watch.start(await self.for_launch())
+        try:
+            self.watch.start(await self.for_launch())
+        except Exception as error:
+            log.warning("the rails are not watched until the next launch: %s", error)
 
     def stopped(self) -> None:
         """The rank is gone."""
