@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 
@@ -43,8 +44,9 @@ class Door:
     async def open(self, app: web.Application, address: str, port: int) -> None:
         """Listen. Raises OSError when the address or port cannot be had."""
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=1, max_line_size=MAX_HEAD_BYTES, max_field_size=MAX_HEAD_BYTES
-        )
+            app, access_log=None, shutdown_timeout=1, max_line_size=MAX_HEAD_BYTES, max_field_size=MAX_HEAD_BYTES,
+            logger=_quiet(),
+        )  # fmt: skip
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
@@ -145,3 +147,12 @@ class _Threshold(asyncio.Protocol):
 def _address(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if peer else ""
+
+
+def _quiet() -> logging.Logger:
+    """aiohttp logs every broken request with its traceback, as an error: whoever can connect could fill the journal.
+    What our own handlers do is caught and logged where it happens.
+    """
+    logger = logging.getLogger("dsv41.http")
+    logger.setLevel(logging.CRITICAL)
+    return logger

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 
 from ..atomic import read_state, set_aside, write_json
+from ..journal import log
 from ..rank.plan import Boot
 from ..settings import Settings
 from .lease import Action, Happening, LeaseBook, Refuse, Save, StaleBoot, Stamp
@@ -17,11 +17,12 @@ STATE_FORMAT = 1
 class LeaseKeeper:
     """`book` is what is known now; `happens` is the only way to change it."""
 
-    def __init__(self, settings: Settings, node: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, node: str) -> None:
         self._path = settings.state_dir(node) / "node.json"
         self._ours = {"format": STATE_FORMAT, "fleet": settings.fleet.name, "node": node}
         self._ttl_s = settings.supervisor.lease_ttl_s
-        self._warn = warn
+        self.unwritten: str | None = None
+        """Why what is known could not be written down; None again once it could."""
         self.book = self._restored(secrets.token_hex(4))
 
     def happens(self, what: Happening) -> tuple[Action, ...]:
@@ -52,7 +53,11 @@ class LeaseKeeper:
             write_json(self._path, {**self._ours, **known})
         except OSError as error:
             # Stopping a fleet for this would be worse: what is lost with it is guarded by the stamps (lease.py).
-            self._warn(f"cannot write {self._path}: {error.strerror}")
+            if self.unwritten is None:
+                log.warning("cannot write %s: %s", self._path, error.strerror)
+            self.unwritten = f"cannot write {self._path}: {error.strerror}"
+        else:
+            self.unwritten = None
 
     def _restored(self, life: str) -> LeaseBook:
         """What the supervisor before this one knew."""

@@ -14,8 +14,19 @@ from .decisions import Decisions
 
 STATE_FORMAT = 1
 N_TIMELINE = 200
+MACHINE_BOOT = Path("/proc/sys/kernel/random/boot_id")
 FIRST_BOOT_GUESS_S = 60.0
 """Guess; used for Retry-After until a boot was measured."""
+
+
+def now_s() -> float:
+    """Seconds on a clock that nobody sets and that outlives this process: since the machine's boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def machine_boot() -> str:
+    """Which boot of the machine that clock counts from."""
+    return MACHINE_BOOT.read_text().strip()
 
 
 @dataclass(slots=True)
@@ -27,7 +38,7 @@ class FleetRecord:
     boot: Boot | None = None
     generation: int = 0
     recoveries: list[float] = field(default_factory=list)
-    """When each recovery within the window began, in seconds of the wall clock."""
+    """When each recovery within the window began, on the clock of `now_s`."""
     last_boot_s: float = FIRST_BOOT_GUESS_S
     timeline: list[dict[str, Any]] = field(default_factory=list)
     served: bool = False
@@ -54,7 +65,9 @@ class FleetRecord:
                 wanted_up=raw["wanted"] == "up",
                 boot=Boot.from_json(raw["boot"]) if raw.get("boot") else None,
                 generation=int(raw["generation"]),
-                recoveries=[float(t) for t in raw.get("recoveries", ())],
+                # After a reboot of this machine nobody knows how long ago they were: as good as now.
+                recoveries=[float(t) if raw.get("machine_boot") == machine_boot() else now_s()
+                            for t in raw.get("recoveries", ())],
                 last_boot_s=float(raw.get("last_boot_s", FIRST_BOOT_GUESS_S)),
                 served=bool(raw.get("served", False)),
                 paused_by=raw.get("paused_by"),
@@ -77,6 +90,7 @@ class FleetRecord:
                     "generation": self.generation,
                     "boot": self.boot.to_json() if self.boot else None,
                     "recoveries": self.recoveries,
+                    "machine_boot": machine_boot(),
                     "last_boot_s": self.last_boot_s,
                     "served": self.served,
                     "paused_by": self.paused_by,
