@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -47,8 +48,9 @@ def conditions(quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def doctor(fleet: FleetUnderTest, *options: str) -> tuple[float, float, dict[str, Any]]:
-    """Wall time of the whole command, time inside it, and what it said."""
+async def doctor(fleet: FleetUnderTest, *options: str) -> tuple[float, float, float]:
+    """Wall time of the whole command, time of asking and judging in it, and its CPU time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [sys.executable, "-m", "dsv41_supervisor", "doctor", "--json", *options]
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
@@ -57,8 +59,9 @@ async def doctor(fleet: FleetUnderTest, *options: str) -> tuple[float, float, di
     )  # fmt: skip
     out, _ = await process.communicate()
     took_s = time.monotonic() - began
-    said = json.loads(out)
-    return took_s, said["took_s"], said
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return took_s, json.loads(out)["took_s"], cpu_s
 
 
 class Rail:
@@ -124,6 +127,7 @@ async def measure(quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
             visits = [await doctor(fleet) for _ in range(n)]
             measured["doctor, whole command, s"] = figures([whole for whole, _, _ in visits])
             measured["doctor, asking and judging, s"] = figures([inside for _, inside, _ in visits])
+            measured["doctor, CPU of the command, s"] = figures([cpu for _, _, cpu in visits])
             deep = await doctor(fleet, "--deep")
             measured["doctor --deep without a collective, s"] = round(deep[0], 3)
             after = await asyncio.gather(*(_rss(fleet, node) for node in fleet.settings.fleet.nodes))

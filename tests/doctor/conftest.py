@@ -75,10 +75,14 @@ class Patient:
     def address(self, node: str, rail: str) -> str:
         return str(self.fleet.settings.fleet.nodes[node].rails[rail].address)
 
-    def visit(self, *options: str, title: str = "", settings: Path | None = None, timeout_s: float = 120) -> Visit:
+    def visit(
+        self, *options: str, title: str = "", settings: Path | None = None, bound_s: float = 20, timeout_s: float = 240
+    ) -> Visit:
         """`dsv41 doctor` as a person runs it, on the machine that the namespaces hang from."""
         path = settings or self.fleet.demo.settings_path
         argv = [sys.executable, "-m", "dsv41_supervisor", "doctor", "--settings", str(path), *options]
+        # A machine under load may take longer to read a fact than a person wants to wait.
+        argv += ["--timeout", f"{bound_s:g}"]
         done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=timeout_s)
         assert done.stdout.startswith("{"), (done.returncode, done.stdout, done.stderr)
         if title and os.environ.get(RECORD):

@@ -148,7 +148,7 @@ def test_a_supervisor_that_is_frozen_is_a_finding_and_no_hang(patient: Patient) 
     daemon = next(d for d in patient.fleet.demo.daemons if d.name == "supervisor" and d.node == "spark3")
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
-        visit = patient.visit(title="A node's supervisor is frozen (spark3)")
+        visit = patient.visit(title="A node's supervisor is frozen (spark3)", bound_s=5)
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
     assert visit.status == 69

@@ -15,10 +15,9 @@ from ..fabric.read import read_facts
 from ..fleet.peers import SupervisorClient, read_fleet_key
 from ..settings import Settings
 from .bounded import BoundedReads
-from .collect import Standing, read_host
+from .collect import Standing, fabric_within, read_host
 from .facts import HostFacts
 from .fleet_facts import Answer
-from .service import fabric_within
 
 ANSWER_S = 0.6
 """Beyond the time that the node itself may take to read its facts."""

@@ -131,3 +131,12 @@ def rendezvous_ports(settings: Settings, node: str) -> list[tuple[str, int]]:
 def taken(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     """Only those that somebody holds, and no more of them than facts may carry."""
     return tuple(port for port in ports if port.holder is not None)[: MAX_ROWS - 8]
+
+
+async def fabric_within(bound_s: float, reading: Any) -> dict[str, Any] | None:
+    """The fabric's facts as JSON; None when they took longer than `bound_s`."""
+    try:
+        async with asyncio.timeout(bound_s):
+            return (await reading).model_dump(mode="json")  # type: ignore[no-any-return]
+    except TimeoutError:
+        return None

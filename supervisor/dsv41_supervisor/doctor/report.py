@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..checks import Check, Finding, Severity
 from ..errors import Exit
 from ..settings import Settings
-from .ask import Asked
-from .fleet_facts import DeepFacts
+
+if TYPE_CHECKING:
+    # `--list` asks nobody.
+    from .ask import Asked
+    from .fleet_facts import DeepFacts
 
 _SHOWN = (Severity.REFUSAL, Severity.WARNING, Severity.NOTE)
 _COLOURS = {Severity.REFUSAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ..fabric.read import read_facts
 from .bounded import BoundedReads
-from .collect import READ_S, Standing, read_host
+from .collect import READ_S, Standing, fabric_within, read_host
 from .deep.serve import DeepServer
 
 if TYPE_CHECKING:
@@ -49,12 +49,3 @@ class DoctorService:
             fabric_within(bound_s, read_facts(agent.settings, agent.node, rank_pids=status.members)),
         )
         return {"host": host.model_dump(mode="json"), "fabric": fabric}
-
-
-async def fabric_within(bound_s: float, reading: Any) -> dict[str, Any] | None:
-    """The fabric's facts as JSON; None when they took longer than `bound_s`."""
-    try:
-        async with asyncio.timeout(bound_s):
-            return (await reading).model_dump(mode="json")  # type: ignore[no-any-return]
-    except TimeoutError:
-        return None

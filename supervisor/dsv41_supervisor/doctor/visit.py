@@ -9,7 +9,6 @@ from ..checks import FABRIC, HOST
 from ..checks import run as run_checks
 from ..settings import Settings
 from .ask import ask_fleet
-from .deep.session import run_deep
 from .fleet_facts import ANSWERS, DEEP, DeepFacts
 from .report import Report
 
@@ -23,6 +22,8 @@ async def visit(
     traffic: dict[str, DeepFacts] | None = None
     if deep:
         if asked.supervised:
+            from .deep.session import run_deep
+
             traffic = await run_deep(settings, asked.supervised, here or settings.fleet.head, show)
         else:
             show("no supervisor answered: no traffic can be sent")

@@ -91,7 +91,8 @@ def _alone(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     document["fleet"]["key_file"] = str(key)
     path = tmp_path / "settings.json"
     path.write_text(json.dumps(document))
-    return _doctor("--settings", str(path), *options)
+    # A machine under load may take longer than a person wants to wait.
+    return _doctor("--settings", str(path), "--timeout", "30", *options)
 
 
 def test_without_any_supervisor_this_node_is_looked_at_and_that_is_said(tmp_path: Path) -> None:
