@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
 
 # Source: pyroute2 0.9.7; the module of each name that we use. Names that are not here load the whole package.
 _HOMES = {"AsyncIPRoute": "pyroute2.iproute.linux", "IPRoute": "pyroute2.iproute.linux",
@@ -30,7 +32,8 @@ def pyroute2_by_parts() -> None:
 
     def part(name: str) -> object:
         if name in _HOMES:
-            return getattr(importlib.import_module(_HOMES[name]), name)
+            with _no_mocks():
+                return getattr(importlib.import_module(_HOMES[name]), name)
         if name.startswith("__") or spec.loader is None or importlib.util.find_spec(f"pyroute2.{name}") is not None:
             # A module of the package: the import system takes it from here.
             raise AttributeError(name)
@@ -40,6 +43,22 @@ def pyroute2_by_parts() -> None:
 
     package.__getattr__ = part  # type: ignore[method-assign]
     sys.modules["pyroute2"] = package
+
+
+@contextlib.contextmanager
+def _no_mocks() -> Iterator[None]:
+    """pyroute2's iprsocket.py imports unittest for one placeholder, a Mock() in a class body: 1.3 MiB for an object."""
+    if "unittest" in sys.modules:
+        yield
+        return
+    unittest, mock = types.ModuleType("unittest"), types.ModuleType("unittest.mock")
+    mock.Mock = object  # type: ignore[attr-defined]
+    unittest.mock = mock  # type: ignore[attr-defined]
+    sys.modules |= {"unittest": unittest, "unittest.mock": mock}
+    try:
+        yield
+    finally:
+        del sys.modules["unittest"], sys.modules["unittest.mock"]
 
 
 _M_ARENA_MAX = -8

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 62)]
 class Asked(BaseModel):
     """Base of queries and bodies."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Poll(Asked):
@@ -103,7 +103,7 @@ class Part(Asked):
 class Report(Asked):
     """What `dsv41 rank N` says each second."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
     boot: BootId | None = Field(default=None, description="The boot that the rank belongs to.")
     phase: Text | None = Field(default=None, description="Phase of loading.")
     fraction: Annotated[float, Field(allow_inf_nan=False)] | None = Field(default=None, description="Of the phase.")

@@ -32,7 +32,7 @@ UNLIMITED = -1
 class Facts(BaseModel):
     """Base of all facts: frozen; a newer peer's extra fields are dropped."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Pcie(Facts):
