@@ -46,6 +46,8 @@ class _Garbage:
         path = path or rng.choice([*self._paths, "/", "/%00", "/../../etc/passwd", "/status?" + "a=b&" * 200, "*",
                                    "http://elsewhere/", "/node/logs?lines=9999999999999999999999&unit=rank",
                                    "/node/watch?since=-1&wait_s=nan", "/rank/-1/report"])  # fmt: skip
+        if rng.random() < 0.1:
+            return b"DELETE /status HTTP/1.1\r\nHost: x\r\n" + self._good
         path = path.replace("{rank}", rng.choice(["0", "-1", "9" * 40, "x", "%30"]))
         key = self._good if rng.random() < 0.7 else b"Authorization: Bearer \xff\xfe\r\n"
         return f"{method} {path} HTTP/1.1\r\nHost: x\r\n".encode() + key

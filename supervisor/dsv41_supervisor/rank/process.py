@@ -26,6 +26,7 @@ from ..fleet.peers import SupervisorClient
 from ..journal import log
 from ..node import N_LAST_LINES, clear_reports
 from ..settings import Settings
+from ..units.procfs import named_descendants
 from .notify import notify
 from .phases import Progress
 from .plan import LaunchPlan
@@ -40,6 +41,8 @@ TERMINATE_S = 8.0
 LOST_TERMINATE_S = 1.0
 """A rank that lost a process of its own, or its lease, has nothing to finish."""
 MAX_LINE_BYTES = 64 << 10
+ENGINE_NAMES = {"sglang::schedul": "scheduler", "sglang::detoken": "detokenizer"}
+"""What SGLang calls its processes, as the kernel keeps it (15 characters). Source: setproctitle in sglang 0.5.23."""
 _LINE_END = re.compile(rb"[\r\n]+")
 
 
@@ -124,6 +127,8 @@ class _Running:
         self._lease = RankLease(time.monotonic() + settings.supervisor.lease_ttl_s)
         self._log_lost = False
         self._why = ""
+        self._ready = False
+        self._engine_pid: int | None = None
         self._watched: dict[int, int] = {}
         """Pid of each of the engine's processes that has reported, with its pidfd."""
         self._news = asyncio.Event()
@@ -151,6 +156,7 @@ class _Running:
                 f"cannot start the engine: {self._plan.argv[0]}: {error.strerror}.", stage=Stage.ENGINE,
                 rank=self._plan.rank, hint="Set engine.python to the engine environment's Python; make builds it.",
             ) from None  # fmt: skip
+        self._engine_pid = engine.pid
         reading = asyncio.ensure_future(self._read(engine))
         beating = asyncio.ensure_future(self._beat())
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -227,7 +233,6 @@ class _Running:
 
     async def _beat(self) -> None:
         """Report each second; return when this rank may not go on."""
-        ready = False
         while True:
             began = time.monotonic()
             self._watch_processes()
@@ -246,15 +251,15 @@ class _Running:
                     return
                 self._lease = self._lease.heard(began, answer["lease_left_s"])
                 said_no = "the lease ran out: the head has not renewed it"
-                if answer["ready"] and not ready:
+                if answer["ready"] and not self._ready:
                     notify("READY=1")
-                ready = bool(answer["ready"])
+                self._ready = bool(answer["ready"])
                 notify("WATCHDOG=1", f"STATUS={answer['status']}")
             if not self._lease.may_run(time.monotonic()):
                 self._why = said_no
                 return
             with contextlib.suppress(TimeoutError):
-                period_s = READY_HEARTBEAT_S if ready else HEARTBEAT_S
+                period_s = READY_HEARTBEAT_S if self._ready else HEARTBEAT_S
                 await asyncio.wait_for(self._news.wait(), max(0.0, period_s - (time.monotonic() - began)))
             self._news.clear()
 
@@ -263,15 +268,25 @@ class _Running:
         was killed, and a worker's then ends with status 0 (seen with 0.5.23, 2026-11-29).
         """
         for report in read_reports(self._plan.document_path.parent, self._boot):
-            if report.pid in self._watched:
-                continue
-            try:
-                fd = os.pidfd_open(report.pid)
-            except ProcessLookupError:
+            if not self._watch_process(report.role, report.pid):
                 self._process_died(report.role, report.pid)
-                continue
-            self._watched[report.pid] = fd
-            asyncio.get_running_loop().add_reader(fd, self._process_died, report.role, report.pid)
+        if not self._ready and self._engine_pid is not None:
+            # They report when they are armed, at the end of loading. One that dies before would be told by the ranks
+            # that lose it, sooner than by its own launcher, and the wrong rank would look guilty.
+            for pid, name in named_descendants(self._engine_pid, ENGINE_NAMES):
+                self._watch_process(ENGINE_NAMES.get(name, name), pid)
+
+    def _watch_process(self, role: str, pid: int) -> bool:
+        """Wake up when this process ends. False when it has."""
+        if pid in self._watched:
+            return True
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self._watched[pid] = fd
+        asyncio.get_running_loop().add_reader(fd, self._process_died, role, pid)
+        return True
 
     def _process_died(self, role: str, pid: int) -> None:
         fd = self._watched.get(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from dataclasses import dataclass
 
 
@@ -53,6 +54,26 @@ def processes() -> dict[int, Proc]:
             if proc is not None:
                 table[proc.pid] = proc
     return table
+
+
+def named_descendants(root: int, names: Container[str]) -> list[tuple[int, str]]:
+    """Living processes that `root` started, or that those started, with one of these names (at most 15 characters)."""
+    table = processes()
+    found, grew = {root}, True
+    while grew:
+        more = {p.pid for p in table.values() if p.parent in found} - found
+        found |= more
+        grew = bool(more)
+    named = []
+    for pid in sorted(found - {root}):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                name = file.read().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name in names and not table[pid].dead:
+            named.append((pid, name))
+    return named
 
 
 def rss_bytes(pid: int) -> int:
