@@ -87,7 +87,9 @@ class Patient:
         assert done.stdout.startswith("{"), (done.returncode, done.stdout, done.stderr)
         if title and os.environ.get(RECORD):
             text = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s).stdout.strip()
-            text = text.replace(str(self.fleet.demo.state_root), "/var/lib/dsv41")
+            root = self.fleet.demo.state_root
+            text = text.replace(str(root), "/var/lib/dsv41").replace(str(root.parent), "/srv")
+            text = "\n".join(line.rstrip() for line in text.splitlines())
             with Path(os.environ[RECORD]).open("a") as file:
                 file.write(f"### {title}\n\n```\n{text}\n```\n\n")
         return Visit(done.returncode, json.loads(done.stdout))

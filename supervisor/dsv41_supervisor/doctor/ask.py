@@ -99,7 +99,7 @@ async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: A
 async def _read_here(settings: Settings, here: str, bound_s: float, asked: Asked) -> None:
     host, fabric = await asyncio.gather(
         read_host(settings, here, Standing(), BoundedReads(), bound_s),
-        fabric_within(bound_s, read_facts(settings, here)),
+        fabric_within(bound_s, read_facts(settings, here, bound_s=bound_s / 2)),
     )
     asked.host[here] = host
     if fabric is not None:

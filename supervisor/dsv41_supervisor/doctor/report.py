@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _SHOWN = (Severity.REFUSAL, Severity.WARNING, Severity.NOTE)
 _COLOURS = {Severity.REFUSAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 LEAST_WIDTH = 110
+NOT_APPLICABLE = "not applicable"
+"""How the sentence of a check begins that has nothing to look at in a fleet like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +162,23 @@ def _show_deep(console: Any, report: Report) -> None:
 
 
 def _show_skipped(console: Any, report: Report) -> None:
-    """What was not looked at, by reason."""
+    """What was not looked at, by reason; what does not apply to this fleet is only counted."""
     groups: dict[tuple[str, str], list[str]] = {}
+    inapplicable: set[str] = set()
     for what, found in _by_sentence(report.findings).items():
+        if what.startswith(NOT_APPLICABLE):
+            inapplicable |= {f.check for f in found}
+            continue
         nodes = ", ".join(node for node in report.settings.fleet.in_rank_order if node in {f.node for f in found})
         groups.setdefault((what, nodes), []).extend(dict.fromkeys(f.check for f in found))
-    if groups:
+    if groups or inapplicable:
         console.print("\nnot looked at", style="bold")
     for (what, nodes), checks in groups.items():
         console.print(f"  {', '.join(checks)}: {what}{f' ({nodes})' if nodes else ''}", markup=False)
+    if inapplicable:
+        console.print(
+            f"  not applicable to this fleet: {_counted(len(inapplicable), 'check')} (--json says why)", markup=False
+        )
 
 
 def _by_sentence(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

@@ -46,6 +46,6 @@ class DoctorService:
         )  # fmt: skip
         host, fabric = await asyncio.gather(
             read_host(agent.settings, agent.node, standing, self._reads, bound_s),
-            fabric_within(bound_s, read_facts(agent.settings, agent.node, rank_pids=status.members)),
+            fabric_within(bound_s, read_facts(agent.settings, agent.node, None, status.members, bound_s / 2)),
         )
         return {"host": host.model_dump(mode="json"), "fabric": fabric}

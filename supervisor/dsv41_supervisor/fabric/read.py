@@ -27,18 +27,26 @@ T = TypeVar("T")
 
 
 async def read_facts(
-    settings: Settings, node: str, roots: Roots | None = None, rank_pids: Sequence[int] = ()
+    settings: Settings,
+    node: str,
+    roots: Roots | None = None,
+    rank_pids: Sequence[int] = (),
+    bound_s: float = LIBRARY_TIMEOUT_S,
 ) -> NodeFacts:
     """Everything about this node's fabric. Never raises: what could not be read is in `unread` with the reason.
 
-    `rank_pids` are the processes of the running rank; without them limits are those its unit would get.
+    `rank_pids` are the processes of the running rank; without them limits are those its unit would get. `bound_s` is
+    the longest time for one reader where that is less than its own; two of them are read one after the other.
     """
-    return await _Reading(settings, node, roots or Roots(), rank_pids).all()
+    return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s).all()
 
 
 class _Reading:
-    def __init__(self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int]) -> None:
+    def __init__(
+        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float
+    ) -> None:
         self._settings = settings
+        self._bound_s = bound_s
         self._node = node
         self._here = settings.fleet.nodes[node]
         self._roots = roots
@@ -69,6 +77,7 @@ class _Reading:
         return NodeFacts(node=self._node, at_s=time.time(), **found)
 
     async def _read(self, what: str, work: Awaitable[T], otherwise: Any, timeout_s: float = READER_TIMEOUT_S) -> T:
+        timeout_s = min(timeout_s, self._bound_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return await work

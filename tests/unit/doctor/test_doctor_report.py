@@ -57,12 +57,14 @@ def test_the_worst_node_comes_first_and_good_ones_say_so() -> None:
 
 def test_reasons_for_not_looking_are_told_once_with_their_checks() -> None:
     same = [
-        Finding(check, Stage.ENGINE, Severity.SKIPPED, node, None, "not applicable: x.", None, "Nothing to do.")
+        Finding(check, Stage.ENGINE, Severity.SKIPPED, node, None, "nft is not installed.", None, "Nothing to do.")
         for check in ("gpu-clock", "gpu-driver") for node in NODES
     ]  # fmt: skip
+    never = Finding("rdma-gid", Stage.FABRIC, Severity.SKIPPED, None, None, "not applicable: x.", None, "Nothing.")
     out = io.StringIO()
-    show(report(*same), out)
-    assert "gpu-clock, gpu-driver: not applicable: x. (spark1, spark2, spark3)" in out.getvalue()
+    show(report(*same, never), out)
+    assert "gpu-clock, gpu-driver: nft is not installed. (spark1, spark2, spark3)" in out.getvalue()
+    assert "not applicable to this fleet: 1 check (--json says why)" in out.getvalue()
 
 
 def _doctor(*argv: str) -> subprocess.CompletedProcess[str]:
