@@ -17,8 +17,8 @@ from .facts import NcclLibrary
 from .roots import Roots, Unreadable
 
 _VERSION = re.compile(rb"NCCL version (\d+\.\d+\.\d+)\+cuda")
-_MARKERS = {"switchless-ring": b"NCCL_SWITCHLESS_RING_ONLY"}
-"""A library that obeys a variable holds its name; the stock one does not hold this one."""
+_MARKERS = {"subnet-aware": b"IB_SUBNET_AWARE_ROUTING", "switchless-ring": b"SWITCHLESS_RING_ONLY"}
+"""A library that obeys a variable holds its name: the first is in NCCL since 2.30.7, the second in no stock one."""
 _MAX_BYTES = 2 << 30
 
 

@@ -7,7 +7,7 @@ one node, so everything is taken from the facts of this node, read for this laun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 
 from ..errors import Refusal, Refused, Stage
 from ..fabric.facts import Gid, NodeFacts
@@ -45,8 +45,8 @@ DENIED = (
         "NVIDIA/nccl#2167",
     ),
 )
-TRIANGLE_MIN_VERSION = (2, 30)
-"""First NCCL that takes the port cabled to each peer (NCCL_IB_SUBNET_AWARE_ROUTING); an older one times out."""
+SUBNET_AWARE = "subnet-aware"
+"""A libnccl that takes the port cabled to each peer: every stock one since 2.30.7, none up to 2.30.4."""
 
 
 def denied(version: str | None, build_id: str | None) -> DeniedNccl | None:
@@ -137,12 +137,31 @@ def _rdma_environment(settings: Settings, node: str, facts: NodeFacts | None, ra
     topology = settings.fleet.topology
     if topology is not Topology.SWITCHED:
         # Each port leads to one peer: ports are not merged into one NIC, and a connection takes the port in its subnet.
+        # How long a subnet is NCCL does not ask anybody: 24 bits unless told, which takes the /30s of one /24 for one.
         environment |= {
             "NCCL_IB_MERGE_NICS": "0", "NCCL_IB_SUBNET_AWARE_ROUTING": "1", "NCCL_CROSS_NIC": "1",
+            "NCCL_IB_SUBNET_PREFIX_LEN": str(subnet_prefix_length(settings) or 24),
         }  # fmt: skip
     if topology is Topology.RING:
         environment |= RING_VARIABLES
     return environment | gid_environment(settings, node, look_up_gids(settings, node, facts, rails), facts)
+
+
+def subnet_prefix_length(settings: Settings) -> int | None:
+    """Bits by which NCCL tells all cables of the fleet apart: both ends of each agree in them, different ones do not.
+
+    None where no length does. Source: NCCL_PARAM(IbSubnetPrefixLen, …, 24) in NCCL 2.30.7's net_ib/connect.cc.
+    """
+    ends: dict[IPv4Network, set[int]] = {}
+    for node in settings.fleet.nodes.values():
+        for rail in node.rails.values():
+            ends.setdefault(rail.address.network, set()).add(int(rail.address.ip))
+    lengths = sorted({network.prefixlen for network in ends})
+    for bits in [*lengths, *(n for n in range(31, 0, -1) if n not in lengths)]:
+        heads = [{address >> (32 - bits) for address in held} for held in ends.values()]
+        if all(len(head) == 1 for head in heads) and len(set().union(*heads)) == len(heads):
+            return bits
+    return None
 
 
 def look_up_gids(

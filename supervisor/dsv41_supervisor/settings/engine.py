@@ -94,6 +94,7 @@ PLANNED_VARIABLES = {
     "NCCL_NVLS_ENABLE": "always 0: a Spark has no NVLink switch, and a stray NVLS path hangs",
     "NCCL_NET_GDR_LEVEL": "always 0: a GB10 has no GPUDirect RDMA",
     "NCCL_IB_SUBNET_AWARE_ROUTING": "it follows from fleet.topology",
+    "NCCL_IB_SUBNET_PREFIX_LEN": "it follows from the rails' addresses",
     "NCCL_IB_MERGE_NICS": "it follows from fleet.topology",
     "NCCL_CROSS_NIC": "it follows from fleet.topology",
     "NCCL_ALGO": "it follows from fleet.topology",

@@ -125,6 +125,17 @@ def _without_twins(document: dict[str, Any]) -> None:
         node["rails"] = {name: rail for name, rail in node["rails"].items() if not name.endswith("-twin")}
 
 
+def _odd_lengths(document: dict[str, Any]) -> None:
+    """One cable's ends differ early, and two other cables only in their last bits."""
+    nodes = document["fleet"]["nodes"]
+    for node, address in (("ada", "10.20.0.1/16"), ("bob", "10.20.200.2/16")):
+        nodes[node]["rails"]["cable0"]["address"] = address
+    for node, address in (("bob", "10.21.9.1/30"), ("cyd", "10.21.9.2/30")):
+        nodes[node]["rails"]["cable1"]["address"] = address
+    for node, address in (("cyd", "10.21.9.5/30"), ("ada", "10.21.9.6/30")):
+        nodes[node]["rails"]["cable2"]["address"] = address
+
+
 def _swapped_ports(document: dict[str, Any]) -> None:
     rails = document["fleet"]["nodes"]["ada"]["rails"]
     one, other = rails["cable0-twin"], rails["cable2-twin"]
@@ -204,16 +215,24 @@ FAULTS = (
           "ring"),
     Fault("nccl-library", "cyd", ("no libnccl for the ranks: gone.",),
           _all(_set("cyd", "nccl.planned", None), _set("cyd", "unread", {"nccl": "gone"}))),
+    Fault("nccl-library", "cyd", ("no libnccl for the ranks: no answer within 20 s.",),
+          _all(_set("cyd", "nccl.planned", None), _set("cyd", "unread", {"nccl": "no answer within 20 s"}))),
+    Fault("nccl-library", "cyd", ("libnccl was not read: no answer within 0.6 s.",),
+          _all(_set("cyd", "nccl.planned", None), _set("cyd", "unread", {"nccl": "no answer within 0.6 s"})),
+          severity=Severity.WARNING),
     Fault("nccl-same", None, ("2.30.7 (555555555555) on ada, bob; 2.30.7 (666666666666) on cyd",),
           _set("cyd", "nccl.planned", _library(sha256="6" * 64))),
     Fault("nccl-denied", "cyd", ("NCCL 2.30.4, and that is denied", "NVIDIA/nccl#2167"),
           _set("cyd", "nccl.planned", _library(version="2.30.4"))),
     Fault("nccl-denied", "cyd", ("NCCL 2.28.9, and that is denied: the build in the pip wheel wedges",),
           _set("cyd", "nccl.planned", _library(version="2.28.9", build_id="a7f420a1" + "0" * 32)), "switched"),
-    Fault("nccl-topology", "cyd", ("is NCCL 2.29.7, expected 2.30 or newer",),
-          _set("cyd", "nccl.planned", _library(version="2.29.7"))),
+    Fault("nccl-topology", "cyd", ("is NCCL 2.30.3, expected 2.30.7 or newer",),
+          _set("cyd", "nccl.planned", _library(version="2.30.3", patches=()))),
     Fault("nccl-topology", "cyd", ("is a stock NCCL", "ncclTransportTreeConnect", "NCCL_SWITCHLESS_RING_ONLY"),
-          _set("cyd", "nccl.planned.patches", ()), "ring"),
+          _set("cyd", "nccl.planned.patches", ("subnet-aware",)), "ring"),
+    Fault("ends-prefix", None, ("no single one tells every cable from every other",),
+          break_settings=_odd_lengths, break_facts=lambda fleet: fleet,
+          also=("rail-address", "rdma-gid", "rail-route", "rail-subnet")),
     Fault("nccl-mapped", "cyd", ("has mapped /elsewhere/libnccl.so.2 (2.28.3), planned was /opt/engine/libnccl.so.2",),
           _set("cyd", "nccl.mapped", (_library(path="/elsewhere/libnccl.so.2", version="2.28.3", sha256="1" * 64),)),
           severity=Severity.WARNING),

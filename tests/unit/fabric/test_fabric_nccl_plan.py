@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from dsv41_supervisor.errors import Refused
 from dsv41_supervisor.fabric.facts import ROCE_V1, ROCE_V2, Gid, NodeFacts, RdmaPort
 from dsv41_supervisor.fabric.gids import covering_network, find_gid, nccl_chooses
 from dsv41_supervisor.rank.hca import HcaEntry, HcaList, exact_list, parse_hca
-from dsv41_supervisor.rank.nccl import denied, nccl_environment
+from dsv41_supervisor.rank.nccl import denied, nccl_environment, subnet_prefix_length
 from dsv41_supervisor.rank.plan import Boot, launch_plan
 from dsv41_supervisor.settings import Settings, parse
 from hypothesis import assume, given
@@ -53,6 +53,7 @@ def test_a_triangle_takes_the_port_of_each_peer_and_never_falls_back_to_tcp() ->
         "NCCL_IB_MERGE_NICS": "0",
         "NCCL_IB_SUBNET_AWARE_ROUTING": "1",
         "NCCL_CROSS_NIC": "1",
+        "NCCL_IB_SUBNET_PREFIX_LEN": "30",
     }
 
 
@@ -76,6 +77,28 @@ def test_a_ring_has_the_patched_library_and_its_flags() -> None:
     assert environment["NCCL_IB_MERGE_NICS"] == "0"
     assert environment["SGLANG_NCCL_SO_PATH"] == "/opt/ring/libnccl.so.2"
     assert environment["LD_PRELOAD"] == "/opt/ring/libnccl.so.2:/opt/jemalloc.so"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "bits"),
+    [
+        (("10.0.1.1/24", "10.0.2.1/24", "10.0.3.1/24"), 24),
+        (("10.0.0.1/30", "10.0.0.5/30", "10.0.0.9/30"), 30),
+        # A /16 and two /24s: 24 bits still tell them apart, because the ends of the /16 agree in them.
+        (("10.1.0.1/16", "10.0.2.1/24", "10.0.3.1/24"), 24),
+    ],
+)
+def test_nccl_is_told_how_long_a_cables_subnet_is(addresses: tuple[str, str, str], bits: int) -> None:
+    def change(document: dict[str, Any]) -> None:
+        nodes = document["fleet"]["nodes"]
+        for number, (one, other) in enumerate((("ada", "bob"), ("bob", "cyd"), ("cyd", "ada"))):
+            for node in (one, other):
+                del nodes[node]["rails"][f"cable{number}-twin"]
+            first = IPv4Interface(addresses[number])
+            nodes[one]["rails"][f"cable{number}"]["address"] = str(first)
+            nodes[other]["rails"][f"cable{number}"]["address"] = f"{first.ip + 1}/{first.network.prefixlen}"
+
+    assert subnet_prefix_length(_settings("triangle", change)) == bits
 
 
 def test_names_differ_between_nodes_as_their_cables_do() -> None:

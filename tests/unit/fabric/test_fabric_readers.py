@@ -197,8 +197,12 @@ def _library(path: Path, version: bytes, extra: bytes = b"") -> Path:
 def test_a_library_says_version_build_and_patches(tmp_path: Path) -> None:
     stock = read_library(_library(tmp_path / "stock/libnccl.so.2", b"2.30.7"))
     assert (stock.version, stock.patches, stock.build_id) == ("2.30.7", (), bytes(range(20)).hex())
-    ring = read_library(_library(tmp_path / "ring/libnccl.so.2", b"2.30.7", b"NCCL_SWITCHLESS_RING_ONLY\0"))
-    assert ring.patches == ("switchless-ring",)
+    ring = read_library(
+        _library(
+            tmp_path / "ring/libnccl.so.2", b"2.30.7", b"NCCL_SWITCHLESS_RING_ONLY\0NCCL_IB_SUBNET_AWARE_ROUTING\0"
+        )
+    )
+    assert ring.patches == ("subnet-aware", "switchless-ring")
     assert ring.sha256 != stock.sha256
     with pytest.raises(Unreadable, match="No such file"):
         read_library(tmp_path / "gone")

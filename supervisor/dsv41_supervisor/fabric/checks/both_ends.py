@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...checks import FABRIC, Found, Severity, check
+from ...rank.nccl import subnet_prefix_length
 from ...settings import Settings, Topology
 from .common import NO_RDMA, Fleet, Here, ends, has_rdma, rails, seen_rails, skipped
 from .rails import peer_addresses
@@ -50,6 +51,20 @@ def _ends_subnet(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                 f"has {other.rail.address}, and {one.node} has {one.rail.address} on it: two subnets.",
                 "Give all rails of one name addresses of one subnet.",
             )
+
+
+@check(
+    "ends-prefix", kind=FABRIC, severity=Severity.REFUSAL, source="NCCL 2.30.7 src/transport/net_ib/connect.cc",
+    what="One prefix length tells all cables apart: NCCL has one for the whole fleet.",
+)  # fmt: skip
+def _ends_prefix(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if settings.fleet.topology is Topology.SWITCHED or not has_rdma(settings):
+        yield skipped("not applicable: every port reaches every node, or no RDMA devices configured")
+    elif subnet_prefix_length(settings) is None:
+        yield Found(
+            None, "the rails' subnets have different lengths, and no single one tells every cable from every other.",
+            "Give all rails subnets of one length, such as a /24 each.", where="fleet.nodes.*.rails.*.address",
+        )  # fmt: skip
 
 
 @check(

@@ -6,12 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ...checks import FABRIC, Found, Severity, check
-from ...rank.nccl import TRIANGLE_MIN_VERSION, denied
+from ...rank.nccl import SUBNET_AWARE, denied
 from ...settings import Device, Settings, Topology
 from ..facts import NcclLibrary
+from ..read import LIBRARY_TIMEOUT_S
 from .common import Fleet, has_rdma, skipped
 
 _CPU = "not applicable: engine.device is cpu"
+
+
+_GAVE_UP = f"no answer within {LIBRARY_TIMEOUT_S:g} s"
 
 
 def _planned(fleet: Fleet) -> Iterator[tuple[str, NcclLibrary]]:
@@ -28,9 +32,16 @@ def _nccl_library(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         return
     for node, facts in fleet.items():
         library = facts.nccl.planned
-        if library is None:
+        why = facts.why_unread("nccl")
+        if library is None and why.startswith("no answer within") and why != _GAVE_UP:
+            # The first time it is read whole, and a doctor in a hurry does not wait for that. A boot does.
             yield Found(
-                node, f"no libnccl for the ranks: {facts.why_unread('nccl')}.",
+                node, f"libnccl was not read: {why}.",
+                "Run dsv41 doctor again, or with --timeout 20.", severity=Severity.WARNING, transient=True,
+            )  # fmt: skip
+        elif library is None:
+            yield Found(
+                node, f"no libnccl for the ranks: {why}.",
                 "Correct engine.python, or name the library in engine.nccl.library.", where="engine.nccl.library",
             )  # fmt: skip
         elif library.version is None:
@@ -73,7 +84,7 @@ def _nccl_denied(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 
 @check(
     "nccl-topology", kind=FABRIC, severity=Severity.REFUSAL, source="users F11, mia41 PR#3, PR#19, knap",
-    what="libnccl can serve the cabling: 2.30 or newer for a triangle, the patched one for a switchless ring.",
+    what="libnccl can serve the cabling: 2.30.7 or newer for a triangle, the patched one for a switchless ring.",
 )  # fmt: skip
 def _nccl_topology(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     topology = settings.fleet.topology
@@ -88,16 +99,12 @@ def _nccl_topology(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                 "Name an NCCL that obeys NCCL_SWITCHLESS_RING_ONLY in engine.nccl.library, on every node.",
                 where="engine.nccl.library",
             )  # fmt: skip
-        elif topology is Topology.TRIANGLE and _version(library) < TRIANGLE_MIN_VERSION:
+        elif topology is not Topology.SWITCHED and SUBNET_AWARE not in library.patches:
             yield Found(
-                node, f"{library.path} is NCCL {library.version}, expected 2.30 or newer: before, it does not take the "
-                "port that is cabled to each peer.",
+                node, f"{library.path} is NCCL {library.version}, expected 2.30.7 or newer: this one does not know "
+                "NCCL_IB_SUBNET_AWARE_ROUTING, and would not take the port that is cabled to each peer.",
                 "Name a newer libnccl in engine.nccl.library.", where="engine.nccl.library",
             )  # fmt: skip
-
-
-def _version(library: NcclLibrary) -> tuple[int, ...]:
-    return tuple(int(part) for part in (library.version or "0").split("."))
 
 
 @check(
