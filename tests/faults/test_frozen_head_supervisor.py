@@ -14,6 +14,7 @@ from typing import Any
 
 from dsv41_supervisor.fleet.peers import SupervisorClient
 
+from tests.harness.faults import Fault
 from tests.harness.fleet import kill, running_fleet
 
 TTL_S = 3
@@ -27,13 +28,21 @@ async def test_ranks_without_a_live_lease_stop_themselves(tmp_path: Path, demo_c
     async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=short) as fleet:
         assert (await fleet.up())["state"] == "serving"
         head = next(d for d in fleet.demo.daemons if d.node == "spark1")
+        fault = Fault(
+            "SIGSTOP of the head's supervisor",
+            sees="the workers' ranks end with their lease; serves again once it moves",
+            journal="the lease of boot … ran out; stopping (LEASE_EXPIRED)",
+        )
         kill(head.process.pid, signal.SIGSTOP)
         try:
             for node in ("spark2", "spark3"):
                 await _wait_for_stopped(fleet.settings, node)
+            fault.mark("stopped")
         finally:
             kill(head.process.pid, signal.SIGCONT)
         await fleet.until(lambda s: s["state"] == "serving", "the fleet came back when the head did", 40)
+        fault.mark("serving")
+        fault.report()
 
 
 async def _wait_for_stopped(settings, node: str) -> None:  # type: ignore[no-untyped-def]

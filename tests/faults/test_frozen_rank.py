@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from tests.harness.faults import Fault
 from tests.harness.fleet import kill, running_fleet
 
 
@@ -20,7 +21,12 @@ async def test_a_frozen_worker_is_noticed_by_the_canary(tmp_path: Path, demo_che
 
     async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=often) as fleet:
         assert (await fleet.up())["state"] == "serving"
+        fault = Fault(
+            "SIGSTOP of the scheduler of a worker",
+            sees="503 once the canary does not come back",
+            journal="the one-token canary did not come back within … (RANK_LOST)",
+        )
         kill(fleet.engine_process(2, "scheduler"), signal.SIGSTOP)
         lost = await fleet.until(lambda s: s["state"] == "recovering", "the freeze was noticed", 15)
         assert "the one-token canary did not come back within 2 s" in lost["reason"]
-        await fleet.until(lambda s: s["state"] == "serving", "the fleet came back")
+        fault.report(await fleet.until(lambda s: s["state"] == "serving", "the fleet came back"))

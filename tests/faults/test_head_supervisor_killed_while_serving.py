@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from tests.harness.faults import Fault
 from tests.harness.fleet import kill, running_fleet
 
 
@@ -21,11 +22,17 @@ async def test_ranks_and_streams_survive_and_the_boot_is_adopted(tmp_path: Path,
         got: list[str] = []
         stream = asyncio.ensure_future(fleet.chat(max_tokens=64, show=got.append))
         supervisor = next(d for d in fleet.demo.daemons if d.node == "spark1" and d.name == "supervisor")
+        fault = Fault(
+            "SIGKILL of the head's supervisor while serving, restarted",
+            sees="nothing; the stream goes on",
+            journal="adopted boot … (FLEET_ADOPTED)",
+        )
         kill(supervisor.process.pid)
         await supervisor.process.wait()
         fleet.demo.daemons.remove(supervisor)
         await fleet.demo.start_daemon("supervisor", "spark1")
         after = await fleet.until_answering(lambda s: s["state"] == "serving", "the boot was adopted")
+        fault.report(after)
         assert after["boot"]["id"] == before["boot"]["id"]
         assert any("adopted boot" in entry["what"] for entry in after["timeline"])
         assert [fleet.rank_process(r) for r in range(3)] == ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.harness.faults import Fault
 from tests.harness.fleet import running_fleet
 
 
@@ -22,7 +23,13 @@ async def test_a_rank_is_killed_while_loading_when_memory_is_below_the_floor(
     async with running_fleet(
         tmp_path, demo_checkpoint, nodes=1, loopback=True, gateway=False, change=impossible, behaviour=slow
     ) as fleet:
+        fault = Fault(
+            "MemAvailable below the floor while loading",
+            sees="`up` names figure and floor; the rank is gone",
+            journal="MemAvailable is …, below the floor of …: killing rank N (MEMORY_FLOOR)",
+        )
         status = await fleet.up()
+        fault.report(status)
         assert status["state"] == "failed"
         (refusal,) = status["refusals"]
         assert "below the floor of 1048576.00 GiB: killing rank 0" in refusal["what"]

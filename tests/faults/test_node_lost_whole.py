@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.harness.faults import Fault
 from tests.harness.fleet import kill, running_fleet
 
 
@@ -20,6 +21,11 @@ async def test_a_node_that_comes_back_is_taken_in_again(tmp_path: Path, demo_che
         first = await fleet.up()
         assert first["state"] == "serving"
         lost = next(d for d in fleet.demo.daemons if d.node == "spark2")
+        fault = Fault(
+            "a worker's supervisor and the head's rank killed at once",
+            sees="503; serves again once the node is back",
+            journal="recovering: … (RECOVERY_STARTED)",
+        )
         kill(lost.process.pid)
         kill(fleet.rank_process(0))
         await lost.process.wait()
@@ -30,3 +36,4 @@ async def test_a_node_that_comes_back_is_taken_in_again(tmp_path: Path, demo_che
         after = await fleet.until(lambda s: s["state"] in ("serving", "failed"), "it serves again", 60)
         assert after["state"] == "serving", after["reason"]
         assert after["boot"]["id"] != first["boot"]["id"]
+        fault.report(after)
