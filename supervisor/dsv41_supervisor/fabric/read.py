@@ -42,9 +42,7 @@ async def read_facts(
 
 
 class _Reading:
-    def __init__(
-        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float
-    ) -> None:
+    def __init__(self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float) -> None:
         self._settings = settings
         self._bound_s = bound_s
         self._node = node

@@ -141,8 +141,9 @@ def _sent_bytes(here: Here) -> int | None:
 
 
 @check(
-    "ring-forwarding", kind=FABRIC, severity=Severity.REFUSAL, source="users F12, ring#174, ring docs/PREREQUISITES",
-    what="In a ring every node forwards between its two rails: Docker's FORWARD DROP cuts the far nodes off.",
+    "ring-forwarding", kind=FABRIC, severity=Severity.WARNING, source="users F12, ring#174, ring docs/PREREQUISITES",
+    what="In a ring every node forwards between its rails: Docker's FORWARD DROP cuts opposite nodes off. The ranks "
+    "themselves need neighbours and the management network only.",
 )  # fmt: skip
 def _ring_forwarding(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     if settings.fleet.topology is not Topology.RING:
@@ -152,7 +153,8 @@ def _ring_forwarding(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         if facts.sysctls.ip_forward == 0:
             yield Found(
                 node, "does not forward IPv4, so its two neighbours cannot reach each other through it.",
-                "Set net.ipv4.ip_forward=1.", where="net.ipv4.ip_forward",
+                "Set net.ipv4.ip_forward=1 if anything is to reach the opposite node over the fabric.",
+                where="net.ipv4.ip_forward",
             )  # fmt: skip
         if facts.firewall is None:
             yield skipped(f"the packet filter cannot be read: {facts.why_unread('firewall')}", node)
