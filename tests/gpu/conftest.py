@@ -69,7 +69,7 @@ def fleet(
     running = {kind.name: servers.launch(kind, checkpoints, base) for kind in kinds}
     try:
         for server in running.values():
-            server.wait(deadline=started + 330)
+            server.wait(deadline=started + float(os.environ.get("DSV41_GPU_BOOT_S", "330")))
         figures["ready_s"] = {name: round(server.ready_s, 1) for name, server in running.items() if not server.problem}
         figures["not_ready"] = {name: server.problem for name, server in running.items() if server.problem}
         yield running

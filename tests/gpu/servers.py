@@ -31,10 +31,15 @@ ARGV = (
     "--max-total-tokens", "16384", "--max-running-requests", "8", "--mem-fraction-static", "0.5",
     "--chunked-prefill-size", "2048", "--sampling-backend", "pytorch", "--trust-remote-code",
     "--tool-call-parser", "deepseekv41", "--reasoning-parser", "deepseek-v41", "--skip-server-warmup",
-    "--cuda-graph-backend-prefill", "disabled",
 )  # fmt: skip
-EAGER = ("--cuda-graph-backend-decode", "disabled")
-GRAPH = ("--cuda-graph-max-bs-decode", "4")
+PREFILL_EAGER = ("--cuda-graph-backend-prefill", "disabled")
+EAGER = (*PREFILL_EAGER, "--cuda-graph-backend-decode", "disabled")
+GRAPH = (*PREFILL_EAGER, "--cuda-graph-max-bs-decode", "4")
+PREFILL_GRAPH = (
+    "--cuda-graph-backend-prefill", "breakable", "--cuda-graph-max-bs-prefill", "512",
+    "--cuda-graph-max-bs-decode", "4",
+)  # fmt: skip
+"""Prefills up to a size are replayed in pieces, with the hash between two of them. SGLang leaves it off for V4."""
 DSPARK = (*GRAPH, "--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "5")
 
 
@@ -56,6 +61,7 @@ KINDS = (
     Kind("eager", EAGER, {"staging_tokens": 256}),
     Kind("graph", GRAPH, {"staging_tokens": 256}),
     Kind("dspark", DSPARK, {"staging_tokens": 256}),
+    Kind("prefill-graph", PREFILL_GRAPH, {"staging_tokens": 256}),
     Kind("uring", GRAPH, {}, drive=False),
     Kind("ahead", GRAPH, {}, witness=False),
     Kind("late", GRAPH, {"prefetch": False}, witness=False),
@@ -196,6 +202,8 @@ def _launch_rank(server: Server, rank: int, checkpoints: Checkpoints, rendezvous
     directory = server.directory / f"rank-{rank}"
     directory.mkdir(parents=True)
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(rank)}
+    if n_ranks > 1:
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if kind.settings is not None:
         server.rows = server.directory / "rows"
         for layer in LAYERS:

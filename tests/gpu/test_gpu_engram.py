@@ -24,8 +24,8 @@ import pytest
 from tests.engine.engines import write_plan
 from tests.gpu.servers import LAYERS, Server, prompt, request, resident_bytes, write_row, zero_row
 
-WITNESSED = ("eager", "graph", "dspark", "uring")
-BREAKABLE = ("eager", "graph", "dspark")
+WITH_DRIVE = ("eager", "graph", "dspark", "prefill-graph")
+WITNESSED = (*WITH_DRIVE, "uring")
 ServerOf = Callable[[str], Server]
 Figures = dict[str, Any]
 
@@ -58,7 +58,7 @@ def test_every_row_is_bit_equal_to_the_stock_table(server_of: ServerOf, figures:
     assert [differ for _, differ in seen.values()] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", BREAKABLE)
+@pytest.mark.parametrize("name", WITH_DRIVE)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_zeroed_row_changes_what_is_looked_up(server_of: ServerOf, figures: Figures, name: str, layer: int) -> None:
     """Else the equality above would say nothing."""
@@ -81,7 +81,7 @@ def test_a_zeroed_row_changes_what_is_looked_up(server_of: ServerOf, figures: Fi
     assert server.n_different() == before + changed, "the row is back, and still something differs"
 
 
-@pytest.mark.parametrize("name", BREAKABLE)
+@pytest.mark.parametrize("name", WITH_DRIVE)
 def test_20_ms_reads_make_slow_steps_with_the_right_rows(server_of: ServerOf, figures: Figures, name: str) -> None:
     server = server_of(name)
     ids, n_tokens = prompt(40, 20), 16
@@ -109,7 +109,7 @@ def assert_names_the_read(text: str, layer: int | None = None, world_size: int =
     ), text
 
 
-@pytest.mark.parametrize("name", BREAKABLE)
+@pytest.mark.parametrize("name", WITH_DRIVE)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("n_tokens", [40, 3000], ids=["short", "two prefill passes"])
 def test_a_failed_prefill_fails_its_request_only(
@@ -127,7 +127,7 @@ def test_a_failed_prefill_fails_its_request_only(
     assert server.n_different() == before
 
 
-@pytest.mark.parametrize("name", BREAKABLE)
+@pytest.mark.parametrize("name", WITH_DRIVE)
 def test_a_failed_decode_step_ends_the_stream_with_the_reason(server_of: ServerOf, figures: Figures, name: str) -> None:
     server = server_of(name)
     ids = prompt(50, 50)
@@ -252,7 +252,7 @@ def test_every_process_reports_what_is_armed_in_it(server_of: ServerOf, figures:
 def test_no_byte_of_the_tables_is_read(server_of: ServerOf, checkpoints: Any, figures: Figures) -> None:
     """Five servers booted although the tables' files are empty; of a whole copy, no page was brought in."""
     server = server_of("uring")
-    for name in (*BREAKABLE, "ahead", "late"):
+    for name in (*WITH_DRIVE, "ahead", "late"):
         server_of(name)
     tables = checkpoints.tables(checkpoints.whole)
     figures["tables_bytes"] = sum(path.stat().st_size for path in tables)

@@ -55,6 +55,10 @@ class Flags:
             self._is_early = True
         return values
 
+    def begin_step(self) -> None:
+        """What a warm-up or an unfinished pass noted is not this step's."""
+        self._is_early = False
+
     def end_of_step(self, stream: Any) -> Step:
         """Behind the step on its stream: keep the flags for its result, and begin the next with none."""
         if not self._is_cuda:
@@ -68,7 +72,6 @@ class Flags:
             self._flags.zero_()
             event.record()
         early = (self._early, self._early_event) if self._is_early else None
-        self._is_early = False
         return Step(host, event, early)
 
 
@@ -100,6 +103,8 @@ class StepFailures:
         self._rows = rows
 
     def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._rows.flags is not None:
+            self._rows.flags.begin_step()
         result = original(scheduler, batch, *args, **kwargs)
         if self._rows.flags is None or not scheduler.is_generation:
             return result
