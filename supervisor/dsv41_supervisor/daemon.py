@@ -18,6 +18,7 @@ from .fleet.controller import FleetController
 from .fleet.desk import Desk, Itself
 from .fleet.peers import read_fleet_key
 from .guard.link import GUARD_UNIT, guard_argv
+from .incident.evidence import LAST_LINES
 from .journal import log
 from .node import PACK_UNIT, NodeAgent, rank_unit
 from .rank.notify import notify, watchdog_beat_s
@@ -45,6 +46,7 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
     units = await _units(settings, settings_path, node)
     agent = NodeAgent(settings, node, units)
     units.on_exit = agent.unit_exited
+    log.addHandler(LAST_LINES)
     controller = FleetController(settings, agent, key) if node == settings.fleet.head else None
     if controller is not None:
         agent.on_stopped_by_hand = controller.down

@@ -38,14 +38,14 @@ def socket_path(settings: Settings, node: str) -> Path:
     return settings.state_dir(node) / "guard.sock"
 
 
-def configuration(settings: Settings) -> dict[str, Any]:
+def configuration(settings: Settings, node: str) -> dict[str, Any]:
     """What the guard goes by. No secret is in it."""
     guard = settings.guard
     return {
         "floor_bytes": guard.floor_bytes,
         "warn_bytes": guard.warn_at_bytes,
         "period_s": guard.period_s,
-        "cgroup_dir": guard.cgroup_dir,
+        "cgroup_dir": str(settings.path(guard.cgroup_dir, node)) if guard.cgroup_dir is not None else None,
         "exit_alone_s": ALONE_S if settings.supervisor.units is UnitBackend.PROCESS else None,
     }
 
@@ -53,7 +53,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def guard_argv(settings: Settings, node: str) -> list[str]:
     """How the guard is started: the interpreter without site-packages, and one JSON object."""
     program = Path(__file__).with_name("__main__.py")
-    config = configuration(settings) | {"socket": str(socket_path(settings, node))}
+    config = configuration(settings, node) | {"socket": str(socket_path(settings, node))}
     return [sys.executable, "-I", "-S", str(program), json.dumps(config)]
 
 
@@ -189,7 +189,8 @@ class GuardLink:
         sock.setblocking(False)
         self._socket, self.lost_at_s = sock, None
         asyncio.get_running_loop().add_reader(sock, self._read)
-        self._say({"configure": configuration(self._settings)} | ({"watch": self._watching} if self._watching else {}))
+        configure = {"configure": configuration(self._settings, self._node)}
+        self._say(configure | ({"watch": self._watching} if self._watching else {}))
         return None
 
     def _say(self, message: Message) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,26 @@ if TYPE_CHECKING:
 PART_S = 8.0
 KERNEL_BYTES = 256 << 10
 MAX_KERNEL_RECORDS = 20000
+N_SUPERVISOR_LINES = 500
 _PROC = ("meminfo", "pressure/memory", "pressure/io", "loadavg", "version", "driver/nvidia/version")
+
+
+class LastLines(logging.Handler):
+    """What this supervisor logged last, wherever its log goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=N_SUPERVISOR_LINES)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.lines.append(self.format(record)[:2000])
+        except Exception:
+            self.handleError(record)
+
+
+LAST_LINES = LastLines()
 
 
 async def collect(agent: NodeAgent) -> dict[str, Any]:
@@ -47,7 +68,10 @@ async def collect(agent: NodeAgent) -> dict[str, Any]:
         return as_text(await agent.measure())
 
     async def rails() -> str:
-        return "\n".join(agent.rails.lines())
+        return "\n".join(agent.rails.lines()) or "no rails in the settings of this node"
+
+    async def supervisor() -> str:
+        return "\n".join(LAST_LINES.lines)
 
     async def kernel() -> str:
         return await asyncio.to_thread(kernel_lines)
@@ -62,9 +86,9 @@ async def collect(agent: NodeAgent) -> dict[str, Any]:
         return await asyncio.to_thread(_proc_files)
 
     wanted: dict[str, Callable[[], Awaitable[str]]] = {
-        "rank.log": rank_log, "memory.txt": memory, "kills.json": kills, "status.json": status,
-        "measured.json": measured, "rails.txt": rails, "kernel.log": kernel, "versions.json": versions,
-        "proc.txt": proc,
+        "rank.log": rank_log, "supervisor.log": supervisor, "memory.txt": memory, "kills.json": kills,
+        "status.json": status, "measured.json": measured, "rails.txt": rails, "kernel.log": kernel,
+        "versions.json": versions, "proc.txt": proc,
     }  # fmt: skip
     parts: dict[str, str] = {}
     failed: dict[str, str] = {}
