@@ -152,8 +152,13 @@ def read_pcie(device: Path) -> Pcie | None:
         max_width=number(device / "max_link_width"),
         aer_correctable=_aer_total(device / "aer_dev_correctable"),
         aer_nonfatal=_aer_total(device / "aer_dev_nonfatal"),
-        aer_fatal=_aer_total(device / "aer_dev_fatal"),
+        aer_fatal=fatal_errors(device),
     )
+
+
+def fatal_errors(device: Path) -> int | None:
+    """Fatal PCIe errors counted since power-on; None where they are not counted."""
+    return _aer_total(device / "aer_dev_fatal")
 
 
 def pcie_address(device: Path) -> str | None:

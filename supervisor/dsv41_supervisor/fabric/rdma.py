@@ -7,7 +7,7 @@ one is a hole. Hence it is read at every launch and re-read while serving; nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
@@ -26,6 +26,29 @@ def read_rdma(
     """RDMA devices by name: those `wanted`, or all. `netdev_mtus` by interface, for the path MTU."""
     base = roots.sys / "class/infiniband"
     return {name: _device(base / name, netdev_mtus) for name in names(base)[:64] if wanted is None or name in wanted}
+
+
+def still_as_read(roots: Roots, devices: Mapping[str, RdmaDevice]) -> bool:
+    """Whether every port state and every GID that was set still reads the same. What was added is not looked for: an
+    interface event tells of that, and an entry that moved leaves a hole."""
+    for device in devices.values():
+        for port in device.ports:
+            path = roots.sys / "class/infiniband" / device.name / "ports" / str(port.number)
+            if _after_colon(text(path / "state")) != port.state:
+                return False
+            for gid in port.gids:
+                if _gid(text(path / "gids" / str(gid.index))) != gid.gid:
+                    return False
+                if (text(path / "gid_attrs/types" / str(gid.index)) or None) != gid.type:
+                    return False
+    return True
+
+
+def _gid(shown: str | None) -> IPv6Address | None:
+    try:
+        return IPv6Address(shown or "::")
+    except AddressValueError:
+        return None
 
 
 def _device(path: Path, netdev_mtus: dict[str, int]) -> RdmaDevice:
@@ -76,12 +99,8 @@ def read_gids(port: Path) -> tuple[Gid, ...]:
     """The entries of one port's GID table that are set, by index. An index that is not set reads as zeros or EINVAL."""
     entries = []
     for index in _indices(port):
-        shown = text(port / "gids" / str(index))
-        try:
-            gid = IPv6Address(shown or "::")
-        except AddressValueError:
-            continue
-        if int(gid) == 0:
+        gid = _gid(text(port / "gids" / str(index)))
+        if gid is None or int(gid) == 0:
             continue
         kind = text(port / "gid_attrs/types" / str(index))
         netdev = text(port / "gid_attrs/ndevs" / str(index))

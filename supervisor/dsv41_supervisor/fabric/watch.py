@@ -1,8 +1,9 @@
 """Watches the rails while a rank runs: what differs from the launch is said at once, before and after.
 
 A GID that moves breaks nothing at first: queue pairs that exist go on, and the next connection or the next boot fails.
-So it is told when it happens. Netlink events wake the watch; sysfs tells nobody, so it is read again every
-`PERIOD_S` seconds, and everything with it.
+So it is told when it happens. Netlink events wake the watch for a whole look; sysfs tells nobody, so the entries of the
+GID tables that were set at the last look are read again every `PERIOD_S` seconds: some dozens of files, where a whole
+look is a thousand. Without events, and every `WHOLE_S` seconds, the look is whole.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from ..errors import Stage
 from ..journal import Event, event, log
 from ..settings import Settings
 from .facts import NodeFacts
-from .links import read_links, read_pcie
-from .rdma import read_rdma
+from .links import fatal_errors, read_links, read_pcie
+from .rdma import read_rdma, still_as_read
 from .roots import Roots
 
 PERIOD_S = 1.0
+WHOLE_S = 30.0
 SETTLE_S = 0.05
 """Events come in bursts: one change of an interface is several messages."""
 _EVENT_GROUPS = 0x1 | 0x10
@@ -112,6 +114,8 @@ class FabricWatch:
         self._roots = roots or Roots()
         self._baseline: View | None = None
         self._wake = asyncio.Event()
+        self._listening = False
+        self._last: NodeFacts | None = None
         self.changes: tuple[Change, ...] = ()
         self.looked_at_s: float | None = None
 
@@ -158,22 +162,51 @@ class FabricWatch:
             try:
                 async with AsyncIPRoute() as ipr:
                     await ipr.bind(groups=_EVENT_GROUPS)
+                    self._listening = True
+                    self._wake.set()
                     while True:
                         async for _ in ipr.get():
                             self._wake.set()
             except Exception as error:
+                self._listening = False
                 log.warning("no netlink events about the rails (%r); looking every %g s", error, PERIOD_S)
                 await asyncio.sleep(10 * PERIOD_S)
 
     async def _compare(self) -> None:
+        whole_at_s = 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._wake.wait()
                 await asyncio.sleep(SETTLE_S)
+            woken = self._wake.is_set()
             self._wake.clear()
-            if self._baseline is not None:
+            if self._baseline is None:
+                continue
+            now = time.monotonic()
+            if woken or not self._listening or now >= whole_at_s or not await self._tables_stand():
+                whole_at_s = now + WHOLE_S
                 await self.compare()
+
+    async def _tables_stand(self) -> bool:
+        """Whether every GID entry, port state and PCIe error count that the last look saw is still there."""
+        last = self._last
+        if last is None:
+            return False
+        if not last.rdma:
+            return True
+
+        def stand() -> bool:
+            net = self._roots.sys / "class/net"
+            return still_as_read(self._roots, last.rdma) and all(
+                fatal_errors(net / link.name / "device") == link.pcie.aer_fatal
+                for link in last.links.values()
+                if link.pcie is not None
+            )
+
+        as_before = await asyncio.to_thread(stand)
+        self.looked_at_s = time.monotonic()
+        return as_before
 
     async def compare(self) -> None:
         """One look. What cannot be read is no change: the next look will tell."""
@@ -183,6 +216,7 @@ class FabricWatch:
             log.warning("the rails cannot be read: %r", error)
             return
         self.looked_at_s = time.monotonic()
+        self._last = facts
         if self._baseline is None:
             return
         known = {(change.rail, change.what, change.after): change.at_s for change in self.changes}

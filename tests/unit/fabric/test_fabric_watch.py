@@ -123,6 +123,33 @@ async def test_a_gid_that_moves_while_serving_is_told_and_taken_back(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_what_no_event_tells_of_is_seen_by_reading_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that goes down and a fatal PCIe error, between two whole looks. The interfaces are not this machine's, so
+    netlink says nothing about them."""
+    settings, facts = _settings(), healthy(_settings())["ada"]
+    roots = write_trees(tmp_path, facts)
+
+    async def links() -> object:
+        return facts.links
+
+    monkeypatch.setattr("dsv41_supervisor.fabric.watch.read_links", links)
+    watch = FabricWatch(settings, "ada", lambda: None, roots)
+    watch.start(await look(settings, "ada", roots))
+    running = asyncio.create_task(watch.run())
+    try:
+        await _until(lambda: watch.looked_at_s is not None, "a first look")
+        (roots.sys / "class/infiniband/roce-fab0b/ports/1/state").write_text("1: DOWN\n")
+        await _until(lambda: watch.degraded, "the port that is down")
+        assert [str(c) for c in watch.changes] == ["rail cable0-twin: RDMA port was ACTIVE, is DOWN"]
+        device = roots.sys / "class/net/fab1a/device"
+        (device / "aer_dev_fatal").write_text("TOTAL_ERR_FATAL 1\n")
+        await _until(lambda: len(watch.changes) == 2, "the fatal error")
+        assert str(watch.changes[1]) == "rail cable2: fatal PCIe errors was 0, is 1"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_rank_that_outlives_its_supervisor_is_compared_with_its_launch(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     settings = _settings(tmp_path / "state")
