@@ -8,10 +8,12 @@ Liveness, checked at the end of every walk: when the faults end, one boot serves
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from dataclasses import replace
 
-from dsv41_supervisor.fleet.lease import LeaseBook, RankLease, Stamp
+import pytest
+from dsv41_supervisor.fleet.lease import Grant, Happening, Hold, LeaseBook, RankLease, Renew, Stamp
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -130,7 +132,7 @@ def test_no_walk_of_a_hundred_thousand_steps_breaks_a_lease(capsys) -> None:  # 
     run_state_machine_as_test(
         LeaseMachine,
         settings=hypothesis_settings(
-            max_examples=320, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     with capsys.disabled():
@@ -212,3 +214,29 @@ def _key(at: World, faults: int) -> World:
     meant = tuple((b, max(t - at.now, -SMALL.ttl - SMALL.stop - 2)) for b, t in at.meant)
     network.sort(key=repr)
     return replace(at, nodes=nodes, heads=heads, network=tuple(network), meant=meant, now=faults)
+
+
+@pytest.mark.parametrize("rule_taken_away", ["generations", "stamps", "one rank"])
+def test_the_walk_notices_when_a_rule_of_the_lease_is_taken_away(
+    rule_taken_away: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that cannot fail proves nothing: without any one of the three rules, the walk finds two boots at once, a
+    rank that nobody means, or a boot that never comes."""
+    step = LeaseBook.step
+
+    def careless(self: LeaseBook, what: Happening, now_s: float, ttl_s: float) -> object:
+        if rule_taken_away == "stamps" and isinstance(what, Grant | Renew):
+            what = replace(what, stamp=Stamp(self.life, now_s))
+        if rule_taken_away == "generations" and isinstance(what, Grant):
+            self = replace(self, highest_generation=0)
+        if rule_taken_away == "one rank" and isinstance(what, Grant) and what.boot != self.boot:
+            self = replace(self, hold=Hold.NONE)
+        return step(self, what, now_s, ttl_s)
+
+    monkeypatch.setattr(LeaseBook, "step", careless)
+    with pytest.raises(AssertionError):
+        for seed in range(200):
+            storms, walk = random.Random(seed), LeaseMachine()
+            for _ in range(10):
+                walk.storm(storms.randrange(26), storms.randbytes(150))
+            walk.teardown()

@@ -30,6 +30,7 @@ from ..units.procfs import named_descendants
 from .notify import notify
 from .phases import Progress
 from .plan import LaunchPlan
+from .reading import Reading
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_S = 1.0
@@ -123,6 +124,7 @@ class _Running:
         self._boot = str(plan.document["boot"])
         self._stop = stop
         self._progress = Progress()
+        self._reading = Reading()
         self._last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._lease = RankLease(time.monotonic() + settings.supervisor.lease_ttl_s)
         self._log_lost = False
@@ -316,7 +318,7 @@ class _Running:
             "boot": self._boot,
             "phase": str(progress.phase),
             "fraction": progress.fraction,
-            "mark": progress.mark,
+            "mark": progress.mark + self._reading.look(progress.phase),
             "max_total_tokens": progress.max_total_tokens,
             "memory_line": progress.memory_line,
             "last_lines": list(self._last_lines)[-N_LAST_LINES:],
