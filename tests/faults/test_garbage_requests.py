@@ -1,7 +1,7 @@
 """Fault: 1,000 requests of garbage at the supervisor's port: broken HTTP, endless heads, wrong types, with and without
 the key.
 
-What the user sees: nothing; the fleet serves on. Every request is answered with 4xx or its connection is closed.
+What the user sees: nothing; the fleet serves on. Every whole request is answered, and nothing with 500.
 What the operator sees: no line a request; the supervisor's memory stays where it was.
 """
 
@@ -20,10 +20,12 @@ from tests.harness.faults import Fault
 from tests.harness.fleet import FleetUnderTest, running_fleet
 
 N_REQUESTS = 1000
-GROWTH_BYTES = 24 << 20
-AT_ONCE = 8
-# What a well-formed request of these would do is an order, not garbage.
-ORDERS = {"/fleet/up", "/fleet/down", "/fleet/drain", "/node/stop", "/node/drain", "/rank/{rank}/admit"}
+GROWTH_BYTES = 16 << 20
+AT_ONCE = 32
+PATIENCE_S = 3.0
+"""For an answer. Half a request gets none; that its connection is closed in time is in test_slow_client.py."""
+# What a well-formed request of these would do is an order or long work, not garbage.
+ORDERS = ("/fleet/", "/node/stop", "/node/drain", "/rank/{rank}/admit", "/incidents", "/doctor")
 
 
 class _Garbage:
@@ -32,7 +34,7 @@ class _Garbage:
     def __init__(self, seed: int, key: str, fleet: str) -> None:
         self._rng = random.Random(seed)
         self._good = f"Authorization: Bearer {key}\r\n{FLEET_HEADER}: {fleet}\r\n".encode()
-        self._paths = [route.path for route in ROUTES if route.path not in ORDERS]
+        self._paths = [route.path for route in ROUTES if not route.path.startswith(ORDERS)]
 
     def next(self) -> bytes:
         return self._rng.choice(
@@ -100,12 +102,12 @@ async def test_a_thousand_requests_of_garbage_leave_the_supervisor_as_it_was(
         assert before["state"] == "serving", before["refusals"]
         key = Path(fleet.settings.fleet.key_file).read_text().strip()
         garbage = _Garbage(41, key, fleet.settings.fleet.name)
-        # Buffers that stay: what the first hundred left is not growth.
-        statuses = await _send(fleet, [garbage.next() for _ in range(100)])
+        # The first half makes the buffers that stay; what the second half adds to them would be a leak.
+        statuses = await _send(fleet, [garbage.next() for _ in range(N_REQUESTS // 2)])
         rss = (await fleet.status())["nodes"]["spark1"]["supervisor"]["rss_bytes"]
         fault = Fault("1,000 requests of garbage", sees="nothing", journal="none")
-        statuses |= await _send(fleet, [garbage.next() for _ in range(N_REQUESTS - 100)])
-        assert statuses >= {400, 401, 404, 405}, statuses
+        statuses |= await _send(fleet, [garbage.next() for _ in range(N_REQUESTS // 2)])
+        assert statuses >= {400, 404, 405}, statuses
         assert not any(500 <= status < 600 and status != 503 for status in statuses), statuses
         after = await fleet.status()
         assert (after["state"], after["boot"]) == ("serving", before["boot"])
@@ -117,7 +119,7 @@ async def test_a_thousand_requests_of_garbage_leave_the_supervisor_as_it_was(
 
 
 async def _send(fleet: FleetUnderTest, requests: list[bytes]) -> set[int]:
-    """Every status that came back; a request that is neither answered nor closed fails."""
+    """Every status that came back."""
     here = fleet.settings.fleet.nodes["spark1"]
     where = str(here.management_address), here.supervisor_port
     statuses: set[int] = set()
@@ -128,9 +130,8 @@ async def _send(fleet: FleetUnderTest, requests: list[bytes]) -> set[int]:
             reader, writer = await asyncio.open_connection(*where)
             try:
                 writer.write(raw)
-                writer.write_eof()
-                answer = await asyncio.wait_for(reader.read(), 60)
-            except ConnectionError:
+                answer = await asyncio.wait_for(reader.read(65536), PATIENCE_S)
+            except (ConnectionError, TimeoutError):
                 return
             finally:
                 writer.transport.abort()

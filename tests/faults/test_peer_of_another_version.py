@@ -68,6 +68,11 @@ async def test_answers_of_another_version_are_named_and_end_nothing(tmp_path: Pa
                 journal="spark2: … (PEER_REFUSED)",
             )
             async with _in_place_of(fleet, "spark2", answer):
+                # What the node's own supervisor said before is not what is judged.
+                await fleet.until(
+                    lambda s, expected=expected: re.search(expected, _known(s["nodes"]["spark2"]), re.S) is not None,
+                    f"the head has heard {words}",
+                )
                 code, text = await fleet.dsv41("up")
                 fault.mark("noticed")
                 assert code in (69, 78), (words, text)
@@ -85,6 +90,11 @@ async def test_answers_of_another_version_are_named_and_end_nothing(tmp_path: Pa
         await fleet.said("spark1", "spark2", Event.PEER_REFUSED)
         await fleet.start_supervisor("spark2")
         assert (await fleet.up())["state"] == "serving"
+
+
+def _known(node: dict[str, Any]) -> str:
+    """What the head shows of a node: why it is of no use, or both versions."""
+    return str(node.get("trouble") or f"{node.get('supervisor', {}).get('version')} and not {__version__}")
 
 
 def _says(request: web.Request, status: dict[str, Any]) -> dict[str, Any]:
