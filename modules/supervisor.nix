@@ -51,7 +51,8 @@ in
         NotifyAccess = "main";
         ExecStart = node.exec "supervisor" [ ];
         Restart = "always";
-        RestartSec = 1;
+        # Back before its peers call it silent (supervisor.peer_timeout_s), so that a restart costs no boot.
+        RestartSec = "250ms";
         # 78: misconfigured. Starting again would say the same thing again.
         RestartPreventExitStatus = 78;
         # Its loop beats three times in this time. Ended for standing still it is back, and takes its rank up again,

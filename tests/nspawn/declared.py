@@ -45,7 +45,8 @@ def fleet_settings(n_nodes: int, revision: str) -> dict[str, Any]:
     raw["gateway"]["keys_file"] = "/etc/dsv41/api-keys"
     raw["pack"]["directory"] = "/var/lib/dsv41/rows"
     # Everything else of the supervisor is the default: systemd, /var/lib/dsv41/supervisor, /run/dsv41.
-    raw["supervisor"] = {}
+    # A supervisor that is started anew on a loaded machine may take longer to answer than the default allows.
+    raw["supervisor"] = {"peer_timeout_s": 15}
     raw["recovery"] |= {"backoff_s": 0.5}
     return raw
 

@@ -12,7 +12,7 @@ from declared import API_KEY, FLEET_KEY, SETTINGS, Node, fleet_settings, wait_fo
 from dsv41_supervisor.journal import Event
 from machine import OPT, Machine, why_not
 
-BOOT_S = 90
+BOOT_S = 140
 CAP_KILL, CAP_SYS_PTRACE = 1 << 5, 1 << 19
 CAP_SYSLOG = 1 << 34
 """Which a container has not."""
@@ -77,6 +77,10 @@ def serving(nodes: list[Node]) -> None:
     assert nodes[0].status()["state"] == "serving"
 
 
+def said_by(nodes: list[Node]) -> str:
+    return "\n".join(f"--- {n.name}\n{n.machine.journal('--lines=60', '--unit=dsv41-*')}" for n in nodes)
+
+
 def told(node: Node, kind: Event) -> str:
     return node.machine.journal(f"MESSAGE_ID={kind.value}")
 
@@ -139,7 +143,7 @@ def test_supervisors_restarted_while_serving_keep_every_rank(fleet: list[Node]) 
     for node in (fleet[1], fleet[0]):
         node.machine.run("systemctl", "restart", "dsv41-supervisor")
         wait_for(lambda: fleet[0].status().get("state") == "serving", f"{node.name} taken up again", 60, *fleet)
-    assert [node.main_pid() for node in fleet] == ranks
+    assert [node.main_pid() for node in fleet] == ranks, said_by(fleet)
     assert "adopted boot" in told(fleet[0], Event.FLEET_ADOPTED)
 
 
@@ -154,7 +158,7 @@ def test_a_supervisor_that_stands_still_is_ended_by_the_watchdog_and_its_rank_li
     )  # fmt: skip
     assert "Watchdog timeout (limit 10s)" in fleet[0].machine.journal("--unit=dsv41-supervisor")
     wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to be taken over", 60, *fleet)
-    assert [node.main_pid() for node in fleet] == ranks
+    assert [node.main_pid() for node in fleet] == ranks, said_by(fleet)
 
 
 def test_a_start_that_cannot_be_is_refused_with_its_reason(fleet: list[Node]) -> None:

@@ -91,7 +91,7 @@ async def test_a_record_of_a_process_that_is_another_now_is_not_believed(tmp_pat
     units = _units(tmp_path, SLEEPER)
     assert (await units.status("u")).state is UnitState.INACTIVE
     assert (await units.status("v")).state is UnitState.INACTIVE
-    assert list(records.iterdir()) == []
+    assert [path.name for path in records.iterdir()] == ["unit-v.json.unreadable"]
 
 
 async def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
