@@ -93,6 +93,9 @@ class Crew:
         """Every node's supervisor has answered. Raises Refused naming those that did not within `wait_s`."""
         deadline = Deadline.after(wait_s if wait_s is not None else 1e9, "every node's supervisor")
         while self.silent and not deadline.expired:
+            if wait_s is not None and all(self.members[name].trouble for name in self.silent):
+                # They have answered, in a way that waiting does not change.
+                break
             seen = self.changes.version
             await self.changes.newer_than(seen, min(0.5, deadline.left_s))
         if self.silent:
