@@ -23,8 +23,9 @@ from tests.harness.fleet import FleetUnderTest, gone, kill, running_fleet
 
 # One fleet for all: each fault leaves it down, with nothing left behind.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+# Of two workers that do the same, the first is killed in the long leg only.
 PROCESSES = [
-    (rank, which)
+    pytest.param(rank, which, marks=pytest.mark.slow if rank == 1 else ())
     for rank in range(3)
     for which in ("rank process", "launcher", "scheduler", *(("detokenizer",) if rank == 0 else ()))
 ]
