@@ -226,7 +226,13 @@ def _collective(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[
         elif one.problem:
             yield Found(node, f"the collective failed: {one.problem}.",
                         "See the findings about its rails and its interfaces.", transient=True)  # fmt: skip
-        elif wrong := [name for name in one.transport if name != one.wanted_transport]:
+        elif one.wanted_transport and not one.transport and settings.fleet.world_size > 1:
+            yield Found(
+                node, f"which transport the collective used could not be read back, expected {one.wanted_transport}.",
+                "Run it again; if it stays so, look for NET/ lines with NCCL_DEBUG=INFO in engine.environment.",
+                severity=Severity.WARNING,
+            )  # fmt: skip
+        elif one.wanted_transport and (wrong := [name for name in one.transport if name != one.wanted_transport]):
             yield Found(
                 node, f"the collective went over {', '.join(wrong)}, expected {one.wanted_transport}.",
                 f"Compare NCCL_IB_HCA, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of {node}'s plan with its interfaces.",

@@ -128,6 +128,13 @@ def test_a_collective_over_the_planned_network_is_good() -> None:
     assert sent(ran=(Ran(test="collective", transport=("NET/IB",), wanted_transport="NET/IB", figure=1.0),)) == []
 
 
+def test_a_collective_whose_transport_is_not_known_is_no_proof() -> None:
+    (found,) = sent(ran=(Ran(test="collective", wanted_transport="NET/IB", figure=1.0),))
+    assert found.severity is Severity.WARNING
+    assert "could not be read back, expected NET/IB" in found.what
+    assert sent(ran=(Ran(test="collective", transport=("enP7s7",), figure=1.0),)) == []
+
+
 def test_the_slowest_clock_is_named() -> None:
     clocks = {"spark1": 2400.0, "spark2": 702.0, "spark3": 2390.0}
     facts = {n: DeepFacts(node=n, ran=(Ran(test="clock", figure=mhz),)) for n, mhz in clocks.items()}
