@@ -412,6 +412,7 @@ class FleetController:
         why_not = await adopt(self._crew, boot)
         if why_not is None:
             self._record.served = True
+            self._record.save()
             self._record.decide(f"adopted boot {boot.id}", "every rank is ready and the same")
             event(Event.FLEET_ADOPTED, f"adopted boot {boot.id}", stage=Stage.RANK)
             self._set_state(FleetState.SERVING, None)
