@@ -1,0 +1,47 @@
+"""What the program in the engine's environment reads back, without torch: its transport and its bound."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from dsv41_supervisor.doctor.deep import program
+
+
+def test_nccls_own_log_says_which_network_it_used(tmp_path: Path) -> None:
+    # Lines in the shape of NCCL's INFO log; `not run on GB10`.
+    (tmp_path / "nccl.log").write_text(
+        "spark1:77:90 [0] NCCL INFO Using network IB\n"
+        "spark1:77:90 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0\n"
+        "spark1:77:90 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/1\n"
+    )
+    assert program.nccl_transport(str(tmp_path / "nccl.log")) == ["NET/IB"]
+    (tmp_path / "nccl.log.2").write_text("NCCL INFO Channel 00/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n")
+    assert program.nccl_transport(str(tmp_path / "nccl.log")) == ["NET/IB", "NET/Socket"]
+    assert program.nccl_transport(str(tmp_path / "none")) == []
+
+
+def test_the_interface_of_a_connection_is_read_from_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            assert program.gloo_transport(rendezvous_port=1) == ["lo"]
+            # The connection to the rendezvous is no part of the collective.
+            assert program.gloo_transport(rendezvous_port=port) == []
+
+
+def test_addresses_of_both_tables_are_read() -> None:
+    assert program.ipv4("0100007F") == "127.0.0.1"
+    assert program.ipv4("0000000000000000FFFF00000C0C290A") == "10.41.12.12"
+
+
+def test_a_program_that_fails_leaves_its_reason_and_an_exit_status(tmp_path: Path) -> None:
+    request = {"test": "clock", "seconds": 60, "result": str(tmp_path / "result.json")}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    # The supervisor's Python has no torch, as it should.
+    done = subprocess.run([sys.executable, "-I", program.__file__, str(tmp_path / "request.json")], timeout=120)
+    assert done.returncode == 69
+    assert "No module named 'torch'" in json.loads((tmp_path / "result.json").read_text())["problem"]
