@@ -63,6 +63,8 @@ async def run(settings: Settings, settings_path: Path, node: str) -> int:
             hint=f"See who holds it: ss -ltnp 'sport = :{here.supervisor_port}', or set another supervisor_port.",
         ) from None  # fmt: skip
     stop = asyncio.Event()
+    if controller is not None:
+        agent.on_going_down = stop.set
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -122,6 +122,8 @@ class NodeAgent:
         self._closing: set[asyncio.Task[Any]] = set()
         self.on_stopped_by_hand: Callable[[str], object] | None = None
         """On the head: stopping rank 0's unit is an order to the fleet, as starting it is."""
+        self.on_going_down: Callable[[], object] | None = None
+        """On the head: the machine is being shut down, and so is the fleet's owner."""
         self.started_by_order = False
         """Whether the unit that runs was started here, and not by a person."""
         self._turned_away: str | None = None
@@ -346,7 +348,13 @@ class NodeAgent:
             return
         if await self.units.going_down():
             # Not a wish of anybody's: the fleet stays wanted, and comes back with the machine.
-            self.fail("this machine is being shut down")
+            if self.on_going_down is None:
+                self.fail("this machine is being shut down")
+                return
+            # The head must not judge from here on: systemd lets it stop and start nothing any more, and what it would
+            # write down as a failed recovery would be found after the reboot. Workers stop when its lease runs out.
+            log.warning("this machine is being shut down; the fleet stays as it is wanted")
+            self.on_going_down()
             return
         sentence = f"systemctl stop {rank_unit(self.rank_number)}"
         what = f"rank {self.rank_number} was stopped by hand ({sentence})"
