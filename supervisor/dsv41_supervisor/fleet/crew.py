@@ -27,6 +27,8 @@ from .samebits import differences
 from .sequence import NotYet, Sequence, What
 
 PEERS_TIMEOUT_S = 20
+ASKED_AGAIN_S = 3.0
+"""A node that answered strangely was asked again by then: somebody may have mended it and run up at once."""
 LOST_GRACE_S = 2.0
 
 
@@ -93,8 +95,9 @@ class Crew:
         """Every node's supervisor has answered. Raises Refused naming those that did not within `wait_s`."""
         deadline = Deadline.after(wait_s if wait_s is not None else 1e9, "every node's supervisor")
         while self.silent and not deadline.expired:
-            if wait_s is not None and all(self.members[name].trouble for name in self.silent):
-                # They have answered, in a way that waiting does not change.
+            asked_again = wait_s is not None and deadline.left_s < wait_s - ASKED_AGAIN_S
+            if asked_again and all(self.members[name].trouble for name in self.silent):
+                # They have answered, since then too, in a way that waiting does not change.
                 break
             seen = self.changes.version
             await self.changes.newer_than(seen, min(0.5, deadline.left_s))
