@@ -115,7 +115,7 @@ def main() -> int:
     wheel = build_wheel(root)
     python = WORK / "python"  # what sys.executable is, so that tests can start Python again
     python.write_text(
-        f"#!/bin/sh\nexport PYTHONHOME={root}/usr PYTHONPATH={packages(wheel)}\n"
+        f"#!/bin/sh\nexport DSV41_UNDER_QEMU=1 PYTHONHOME={root}/usr PYTHONPATH={packages(wheel)}\n"
         f'exec qemu-aarch64 -L {root} -0 "$0" {root}/usr/bin/python{VERSION} "$@"\n'
     )
     python.chmod(0o755)
