@@ -42,9 +42,10 @@ async def test_a_lost_rank_leaves_a_bundle_and_two_alerts(tmp_path: Path, demo_c
         )
         assert again["recoveries"] == 1
         status = await fleet.until(
-            lambda s: s["desk"]["alerts_delivered"] == 2 and s["desk"]["last_incident"], "two alerts and a bundle"
+            lambda s: s["desk"]["alerts_delivered"] >= 2 and s["desk"]["last_incident"], "two alerts and a bundle"
         )
-        events = [json.loads(line) for line in told.read_text().splitlines()]
+        # A machine that is short of memory says so too.
+        events = [e for e in map(json.loads, told.read_text().splitlines()) if not e["kind"].startswith("memory-")]
         assert [e["kind"] for e in events] == ["lost", "recovered"]
         name = status["desk"]["last_incident"]
         assert events[0]["incident"] == name

@@ -32,8 +32,9 @@ async def test_recoveries_are_bounded_and_the_alert_goes_out_once(tmp_path: Path
         kill(fleet.engine_process(1, "scheduler"))
         down = await fleet.until(lambda s: s["state"] == "failed", "it gave up")
         assert "1 recoveries within 3600 s did not hold; staying down. Last reason: rank 1 on spark2" in down["reason"]
-        await fleet.until(lambda s: s["desk"]["alerts_delivered"] == 3, "every alert was delivered")
-        told = [json.loads(line) for line in alerts.read_text().splitlines()]
+        await fleet.until(lambda s: s["desk"]["alerts_delivered"] >= 3, "every alert was delivered")
+        # A machine that is short of memory says so too.
+        told = [e for e in map(json.loads, alerts.read_text().splitlines()) if not e["kind"].startswith("memory-")]
         assert [event["kind"] for event in told] == ["lost", "recovered", "gave-up"]
         assert told[2]["sentence"] == down["reason"]
         assert (await fleet.up())["state"] == "serving"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -139,9 +140,12 @@ def test_another_killer_is_named_and_a_search_for_it_is_not(tmp_path: Path) -> N
     killer = tmp_path / "earlyoom"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", killer)
     running = subprocess.Popen([str(killer), "60"])
-    search = subprocess.Popen(["sleep", "60", "systemd-oomd"], executable=str(killer))
+    search = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "systemd-oomd"])
+    deadline = time.monotonic() + 20
     try:
-        found = {k["pid"]: k for k in other_killers()}
+        # A program that has just been started may not show its arguments yet.
+        while running.pid not in (found := {k["pid"]: k for k in other_killers()}) and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert found[running.pid]["name"] == "earlyoom"
         assert "--avoid" in str(found[running.pid]["hint"])
         assert search.pid not in found
@@ -286,3 +290,29 @@ def test_a_second_guard_of_the_same_node_leaves_at_once(tmp_path: Path) -> None:
         assert second.returncode == 0
         assert "another guard watches this node already" in second.stderr
         guard.until("sample")
+
+
+def test_a_supervisor_that_reads_nothing_is_let_go_and_told_everything_when_it_is_back(tmp_path: Path, tree) -> None:
+    main, _ = tree
+    cgroup = FakeCgroup(tmp_path / "cgroup", 200 * MIB)
+    with running_guard(tmp_path, cgroup_dir=str(cgroup.directory)) as guard:
+        guard.watch(main.pid)
+        guard.until("sample")
+        # As one that was frozen for hours: more is said to it than its buffer holds.
+        frozen = guard.connect()
+        deadline = time.monotonic() + 60
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while time.monotonic() < deadline:
+                try:
+                    frozen.send(b'{"watch": {"pid": "x"}}', socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    time.sleep(0.005)
+        frozen.close()
+        guard.sock.close()
+        cgroup.leave(50 * MIB)
+        guard.sock = guard.connect()
+        guard.watch(main.pid)
+        assert gone(main.pid)
+        guard.sock.close()
+        guard.sock = guard.connect()
+        assert guard.until("hello")["last_kill"]["boot"] == "b1"

@@ -172,7 +172,7 @@ class Guard:
         self.tell({"what": "sample", "sample": sample})
         if full < 10:
             self._said_pressure = False
-        elif not self._said_pressure:
+        elif not self._said_pressure and self.target is not None:
             self._said_pressure = True
             self.tell({
                 "what": "warning", "kind": "memory-pressure",
@@ -209,14 +209,13 @@ class Guard:
     # -- whom it tells -----------------------------------------------------------------------------------------------
 
     def tell(self, message: dict[str, Any]) -> None:
-        """To everyone connected. One that does not read loses messages, and never holds the guard."""
+        """To everyone connected. One that does not read never holds the guard."""
         text = json.dumps(message).encode()
         for fd, client in list(self._clients.items()):
             try:
                 client.send(text, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                continue
             except OSError:
+                # Gone, or frozen for so long that its buffer is full: it connects again, and is told what it missed.
                 self._drop(fd)
 
     def hello(self) -> dict[str, Any]:

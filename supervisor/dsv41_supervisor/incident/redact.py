@@ -82,7 +82,7 @@ def _is_secret_name(name: str) -> bool:
 
 def _named(match: re.Match[str]) -> str:
     name, between, quote, value = match.groups()
-    if not _is_secret_name(name) or value == GONE:
+    if not _is_secret_name(name) or value == GONE[:-1]:  # a value ends before "]"
         return match[0]
     if between.isspace() and (not name.startswith("-") or value.startswith("-")):
         return match[0]  # words of a sentence; only an option is followed by its value
