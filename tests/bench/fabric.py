@@ -4,7 +4,8 @@
 
 Real supervisors in network namespaces (root), the scripted engine where SGLang would be, real veth cables. Prints one
 JSON object: conditions, every goal with its figure and whether it holds, and all measurements. RDMA tables (GIDs) are
-not among the changes: this machine has no RDMA devices (`not run on GB10`).
+not among the changes: this machine has no RDMA devices (`not run on GB10`). On a machine that does other work as well,
+`chrt -r 1` in front shows what it takes alone; the conditions say so.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def conditions(quick: bool) -> dict[str, Any]:
     return {
         "machine": platform.machine(), "cpu": model, "cores": os.cpu_count(), "kernel": platform.release(),
         "load_average_before": os.getloadavg(), "python": platform.python_version(), "quick": quick,
+        "scheduling": {os.SCHED_OTHER: "other", os.SCHED_RR: "round robin, before other work"}.get(
+            os.sched_getscheduler(0), "another"
+        ),
         "fleet": "three supervisors in network namespaces of one machine, veth cables, scripted engine",
         "not_shown": "GID changes and RDMA facts: there are no RDMA devices here",
     }  # fmt: skip
