@@ -19,7 +19,10 @@ CLOCK_FRACTION = 0.9
 """A node whose SM clock under load is below this share of the fleet's median is named. Source: users M7."""
 
 _DO_NEXT = {
-    "kernel": "Reboot the node that runs another kernel.",
+    "kernel": "Reboot the node that runs another kernel, or name kernel in supervisor.tolerated_differences.",
+    "driver": "Reboot the node that runs another driver, or name driver in supervisor.tolerated_differences.",
+    "packed rows": "Run dsv41 pack on the node that differs.",
+    "SPS table": "Copy one engine.speculative.sps_table to every node; with different ones the ranks hang.",
     "engine environment": "Run nixos-rebuild switch on every node from the same flake.lock.",
     "system closure": "Nodes may differ in their own names; compare nix-diff of the two when nothing else explains it.",
 }
@@ -77,6 +80,7 @@ def _settings_here(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[
        source="users S8, S10, S11, F21")  # fmt: skip
 def _same_bits(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[Found]:
     names = sorted({name for facts in fleet.values() for name in facts.same})
+    noted = {"system closure", *settings.supervisor.tolerated_differences}
     for name in names:
         holders: dict[str, list[str]] = defaultdict(list)
         for node, facts in fleet.items():
@@ -92,7 +96,7 @@ def _same_bits(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[F
                 yield Found(
                     node, f"{name} is {_short(value)}, expected {_short(meant)} as on {', '.join(holders[meant])}.",
                     _DO_NEXT.get(name, f"Run nixos-rebuild switch on {node} from the same fleet file and flake.lock."),
-                    severity=Severity.NOTE if name == "system closure" else None,
+                    severity=Severity.NOTE if name in noted else None,
                 )  # fmt: skip
 
 

@@ -151,6 +151,13 @@ def test_of_three_values_the_one_that_most_nodes_have_is_expected_and_a_tie_goes
     assert found.node == "spark2"
 
 
+def test_a_difference_that_somebody_tolerates_is_a_note() -> None:
+    odd = {"settings hash": "a" * 64, "kernel": "7.0.0-31"}
+    lenient = settings(supervisor__tolerated_differences=["kernel"], engine__environment={"MAX_JOBS": "2"})
+    (found,) = seen(fleet(same=odd), lenient)
+    assert (found.node, found.check, found.severity) == ("spark2", "same-bits", Severity.NOTE)
+
+
 def test_facts_survive_the_way_between_supervisors() -> None:
     facts = host("spark1")
     assert HostFacts.model_validate_json(facts.model_dump_json()) == facts
