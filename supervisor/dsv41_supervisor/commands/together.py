@@ -44,6 +44,8 @@ def _guard(nodes: dict[str, Any]) -> list[str]:
             continue
         if not guard["connected"]:
             lines.append(f"{name}: the memory guard does not run")
+        if guard["gpu_no_memory"]:
+            lines.append(f"{name}: the GPU driver logged NV_ERR_NO_MEMORY {guard['gpu_no_memory']} times")
         missing = [f"not {what} ({how})" for what, how in guard["hardening"].items() if how != "done"]
         if missing:
             lines.append(f"{name}: the memory guard is {', '.join(missing)}")

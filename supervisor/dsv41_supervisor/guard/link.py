@@ -79,6 +79,7 @@ class GuardLink:
         self._watching: dict[str, Any] | None = None
         self.samples: deque[list[float]] = deque(maxlen=2 * N_SAMPLES)
         self.hello: Message = {}
+        self._n_no_memory = 0
         self.kills: dict[str, Message] = {}
         """The guard's kills by boot."""
         self.lost_at_s: float | None = time.monotonic()
@@ -153,6 +154,7 @@ class GuardLink:
             "kernel_log": facts.get("kmsg_missing") or "read",
             "available_bytes": last[1] if last else None,
             "psi_full_percent": last[6] if last else None,
+            "gpu_no_memory": self._n_no_memory,
         }
 
     # -- private -----------------------------------------------------------------------------------------------------
@@ -223,12 +225,15 @@ class GuardLink:
             return
         if what == "hello":
             self.hello = message
+            self._n_no_memory = message["counts"]["gpu_no_memory"]
             known = self.samples[-1][0] if self.samples else 0.0
             self.samples.extend(s for s in message.pop("samples") if s[0] > known)
             if message.get("last_kill"):
                 self._remember(message["last_kill"])
         elif what in ("killed", "killed-whom"):
             self._remember(message)
+        elif message.get("kind") == "gpu-no-memory":
+            self._n_no_memory = message["n"]
         self._inbox.append(message)
         self._news.set()
 
