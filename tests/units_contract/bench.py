@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from dsv41_supervisor.units import OnExit, Units, UnitStatus
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
 
 NAME = "dsv41-contract"
+_mark: str | None = None
+"""First line of the program that was defined last."""
 UNIT_FILE = """\
 [Service]
 Type={type}
@@ -36,7 +39,9 @@ class Bench:
         self._oneshot = False
 
     async def define(self, code: str, *, oneshot: bool = False) -> None:
-        self.program.write_text(code)
+        global _mark
+        _mark = f"--- {secrets.token_hex(8)}"
+        self.program.write_text(f"print({_mark!r}, flush=True)\n{code}")
         self._oneshot = oneshot
 
     async def open(self, on_exit: OnExit | None = None) -> Units:
@@ -69,9 +74,15 @@ class SystemdBench(Bench):
     async def define(self, code: str, *, oneshot: bool = False) -> None:
         await super().define(code, oneshot=oneshot)
         text = UNIT_FILE.format(type="oneshot" if oneshot else "simple", python=sys.executable, program=self.program)
-        self.write_unit(text)
+        self._write_unit(text)
 
     def write_unit(self, text: str) -> None:
+        """A unit of the test's own, instead of a program."""
+        global _mark
+        _mark = None
+        self._write_unit(text)
+
+    def _write_unit(self, text: str) -> None:
         directory = Path("/run/systemd/system")
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{NAME}.service").write_text(text)
@@ -108,11 +119,11 @@ async def until_state(
 
 
 async def line(units: Units, start: str, timeout_s: float = 30) -> str:
-    """The newest line of the unit that begins so."""
+    """The newest line of the unit as it was defined last that begins so: a journal keeps those of other tests too."""
     deadline = time.monotonic() + timeout_s
     while True:
-        lines = await units.tail(NAME, 50)
-        for text in reversed(lines):
+        lines = list(await units.tail(NAME, 50))
+        for text in reversed(lines[lines.index(_mark) :] if _mark in lines else lines if _mark is None else []):
             if text.startswith(start):
                 return text
         assert time.monotonic() < deadline, f"no line {start!r} within {timeout_s} s: {lines}"

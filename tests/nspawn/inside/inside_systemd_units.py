@@ -111,6 +111,7 @@ async def test_a_mount_that_fails_is_said_when_the_unit_is_started(bench: System
 
 
 async def test_a_unit_that_waits_for_a_slow_mount_counts_as_active_and_its_failure_is_told(bench: SystemdBench) -> None:
+    Path("/run/dsv41-mounted").unlink(missing_ok=True)
     wait = "while ! test -e /run/dsv41-mounted; do sleep 0.05; done; exit 1"
     write_unit("dsv41-needed.service", f"[Service]\nType=oneshot\nExecStart=/bin/sh -c '{wait}'\n")
     bench.write_unit(NEEDING)
