@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,16 @@ class Browser:
         self._process = await asyncio.create_subprocess_exec(
             self._program, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", *sandbox,
             "--remote-debugging-port=0", f"--user-data-dir={self._profile}", "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
-        assert self._process.stderr is not None
+        # It writes down where it listens; a pipe would be held by its children beyond its end.
+        where = self._profile / "DevToolsActivePort"
         async with asyncio.timeout(60):
-            while True:
-                line = (await self._process.stderr.readline()).decode()
-                assert line, "the browser ended before it listened"
-                if match := re.search(r"ws://(127\.0\.0\.1:\d+)/", line):
-                    break
-        self._draining = asyncio.ensure_future(self._process.stderr.read())
+            while not (where.exists() and (said := where.read_text().split())):
+                assert self._process.returncode is None, "the browser ended before it listened"
+                await asyncio.sleep(0.05)
         self._session = aiohttp.ClientSession()
-        async with self._session.get(f"http://{match[1]}/json") as answer:
+        async with self._session.get(f"http://127.0.0.1:{said[0]}/json") as answer:
             page = next(target for target in await answer.json() if target["type"] == "page")
         self._socket = await self._session.ws_connect(page["webSocketDebuggerUrl"])
         for domain in ("Runtime", "Page", "Log"):
@@ -55,7 +52,6 @@ class Browser:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        self._draining.cancel()
 
     async def go(self, url: str) -> None:
         await self._call("Page.navigate", url=url)
