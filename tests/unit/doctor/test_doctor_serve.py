@@ -103,7 +103,9 @@ async def test_a_writing_end_that_is_too_early_tries_again(ends: dict[str, DeepS
         async with asyncio.timeout(30):
             while not (tmp_path / "calls").exists():
                 await asyncio.sleep(0.02)
-        (tmp_path / "said").write_text(output(13.0))
+        # At once: the stand-in may be reading it.
+        (tmp_path / "next").write_text(output(13.0))
+        (tmp_path / "next").replace(tmp_path / "said")
 
     result, _ = await asyncio.gather(ends["spark1"].send("rdma-write", "ab", "spark2", 18515, "", 60), later())
     assert (result.figure, result.verdict) == (13.0, "power-state")
