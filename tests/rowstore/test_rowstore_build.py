@@ -52,7 +52,7 @@ def test_a_machine_that_cannot_compile_is_told_in_one_sentence(tmp_path, change,
         capture_output=True,
         text=True,
         env={**os.environ, **change},
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode != 0
     assert sentence in done.stderr and "Traceback" not in done.stderr
