@@ -205,17 +205,16 @@ def _order(fleet: FleetUnderTest, status: dict[str, Any]) -> str | None:
 def _left(fleet: FleetUnderTest) -> list[str]:
     """Processes of this fleet that are neither its supervisors nor what those keep running."""
     marker, left = str(fleet.demo.state_root), []
-    allowed = {"supervisor", "guard"}
     for pid in processes():
         try:
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if (marker in " ".join(argv) or marker in environment) and pid != os.getpid() and not allowed & set(argv):
-            joined = " ".join(argv)
-            if "dsv41_supervisor.guard" not in joined:
-                left.append(f"{pid} {joined[:120]}")
+        if (marker in " ".join(argv) or marker in environment) and pid != os.getpid() and "supervisor" not in argv:
+            # The guard belongs to the supervisor and lives as long as it does.
+            if not any(part.endswith("/guard/__main__.py") for part in argv):
+                left.append(f"{pid} {' '.join(argv)[:120]}")
     return left
 
 
