@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Browser:
         self._process = await asyncio.create_subprocess_exec(
             self._program, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", *sandbox,
             "--remote-debugging-port=0", f"--user-data-dir={self._profile}", "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         # It writes down where it listens; a pipe would be held by its children beyond its end.
         where = self._profile / "DevToolsActivePort"
@@ -45,13 +46,10 @@ class Browser:
     async def __aexit__(self, *_: Any) -> None:
         await self._socket.close()
         await self._session.close()
+        # The program may be a script that started the browser: the whole session goes.
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), 10)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
 
     async def go(self, url: str) -> None:
         await self._call("Page.navigate", url=url)
