@@ -211,10 +211,10 @@ def _left(fleet: FleetUnderTest) -> list[str]:
             environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if (marker in " ".join(argv) or marker in environment) and pid != os.getpid() and "supervisor" not in argv:
-            # The guard belongs to the supervisor and lives as long as it does.
-            if not any(part.endswith("/guard/__main__.py") for part in argv):
-                left.append(f"{pid} {' '.join(argv)[:120]}")
+        # The guard belongs to the supervisor and lives as long as it does.
+        stays = "supervisor" in argv or any(part.endswith("/guard/__main__.py") for part in argv)
+        if (marker in " ".join(argv) or marker in environment) and pid != os.getpid() and not stays:
+            left.append(f"{pid} {' '.join(argv)[:120]}")
     return left
 
 
