@@ -84,11 +84,9 @@ seen["kept"] = all(
 )
 seen["scales"] = sorted(set(padded["layers.0.attn.wq_b.scale"].float().unique().tolist()))
 seen["never"] = padded["mtp.0.ffn.gate.bias"][128:].tolist()
-seen["the model's own gate is left alone"] = (
-    dict(install.padded({"layers.0.ffn.gate.weight": random(384, hidden)}.items(), config, 129))[
-        "layers.0.ffn.gate.weight"
-    ].shape[0]
-)
+seen["the model's own gate is left alone"] = dict(
+    install.padded({"layers.0.ffn.gate.weight": random(384, hidden)}.items(), config, 129)
+)["layers.0.ffn.gate.weight"].shape[0]
 
 # ---- the algebra of one attention layer, unpadded on one rank and padded over three
 
