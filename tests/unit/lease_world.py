@@ -87,6 +87,8 @@ class Head:
     wanted: bool = False
     serving: bool = False
     taking_up: bool = False
+    stood_back: bool = False
+    """Gives no order until a person says something."""
     since: int = 0
     stands: tuple[Stand, ...] = ()
     stamps: tuple[Stamp | None, ...] = ()
@@ -130,7 +132,7 @@ class World:
             renewed, stamp = head.sequence.renews(name), head.stamps[n]
             body = Renew(renewed, stamp) if renewed is not None and stamp is not None else None
             out.append(Message(h, n, body))
-        if not head.wanted and boot is None and head.serving is False and not head.sequence.generation:
+        if head.stood_back or (not head.wanted and boot is None and not head.sequence.generation):
             return out
         for order in head.sequence.due(dict(zip(head.sequence.nodes, head.stands, strict=True))):
             out += self._as_message(h, order)
@@ -165,7 +167,7 @@ class World:
         head = self.heads[h]
         if not head.up or head.wanted == up:
             return self
-        head = replace(head, wanted=up, since=self.now)
+        head = replace(head, wanted=up, stood_back=False, since=self.now)
         if not up:
             head = _closed(head, self.now)
         return self._with_head(h, head)
@@ -294,7 +296,7 @@ class World:
         if boot is not None and head.sequence.overtaken_by(status.said):
             # Another head is at work: this one stands back for good.
             self.log["stood back"] = self.log.get("stood back", 0) + 1
-            return self._with_head(h, replace(_closed(head, self.now), wanted=False))
+            return self._with_head(h, replace(_closed(head, self.now), wanted=False, stood_back=True))
         had_it = name in head.sequence.granted
         head = replace(head, sequence=head.sequence.hear(name, status.said))
         if boot is not None and status.said.boot_id == boot.id:
@@ -429,8 +431,8 @@ def _from_disk(head: Head, now: int) -> Head:
     if head.disk.boot is not None:
         sequence = sequence.taken_up(head.disk.boot)
     return Head(
-        sequence, head.disk, True, head.wanted, False, head.disk.boot is not None, now, (Stand.NOTHING,) * len(nodes),
-        (None,) * len(nodes),
+        sequence, head.disk, wanted=head.wanted, taking_up=head.disk.boot is not None, since=now,
+        stands=(Stand.NOTHING,) * len(nodes), stamps=(None,) * len(nodes),
     )  # fmt: skip
 
 
