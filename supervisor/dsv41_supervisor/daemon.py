@@ -20,10 +20,10 @@ from .fleet.peers import read_fleet_key
 from .guard.link import GUARD_UNIT, guard_argv
 from .incident.evidence import LAST_LINES
 from .journal import log
-from .node import PACK_UNIT, NodeAgent, rank_unit
+from .node import NodeAgent
 from .rank.notify import notify, watchdog_beat_s
 from .settings import Settings, UnitBackend
-from .units import Units
+from .units import PACK_UNIT, Units, rank_unit
 from .units.process import ProcessUnits, UnitDefinition
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_CACHE_HOME", MARK)

@@ -1,4 +1,5 @@
-"""One node: its lease, its stages 2–4, its rank and what is known about it. Takes orders, gives a status.
+"""One node: its lease, its stages 2–4 and its rank. Takes orders; `node_shown.py` gives the status, `node_found.py` hears
+of memory and rails.
 
 The head's supervisor orders (`prepare`, `start_rank`, `stop_rank`) and watches the status; so every order returns at
 once and its outcome is seen by watching. The rank's own process asks `admit` and keeps calling `report`.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections import deque
@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from dsv41_adapters.registry import discover
-from dsv41_adapters.report import read_counters, read_reports
+from dsv41_adapters.report import read_reports
 
-from . import __version__
 from .atomic import read_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.agent import NodeFabric
-from .fabric.carrier import carrier
-from .fleet import bits
 from .fleet.keeper import LeaseKeeper
 from .fleet.lease import (
     RAN_OUT,
@@ -45,14 +42,14 @@ from .fleet.lease import (
     StopRank,
     Tick,
 )  # fmt: skip
-from .guard.link import GuardLink, Message, kill_sentence
+from .guard.link import GuardLink, kill_sentence
 from .incident.rails import RailHistory
 from .journal import Event, event, fields, log
 from .light import give_back
+from .node_found import NodeFound
+from .node_shown import NodeShown
 from .notices import Notices
-from .pack import PROGRESS
 from .rank.health import EngineProbe, judge_arming
-from .rank.kv_budget import KvBudget, kv_budget
 from .rank.memory import MemoryLevel
 from .rank.phases import Phase
 from .rank.plan import PLAN, Boot, LaunchPlan, launch_plan, report_dir
@@ -61,19 +58,13 @@ from .rank.state import RankEvent, RankState, advance
 from .rank.watch import RankWatch
 from .settings import Settings
 from .stages import prepare
-from .units import Units, UnitState, UnitStatus
-from .units.procfs import memory_available_bytes, rss_bytes, start_time
+from .units import PACK_UNIT, Units, UnitState, UnitStatus, rank_unit
 
-PACK_UNIT = "dsv41-pack"
 PORT_FREE_S = 15.0
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TURNED_AWAY_S = 3.0
 N_LAST_LINES = 40
-
-
-def rank_unit(rank: int) -> str:
-    return f"dsv41-rank@{rank}"
 
 
 @dataclass(slots=True)
@@ -96,29 +87,28 @@ class NodeAgent:
         self.node = node
         self.rank_number = settings.fleet.nodes[node].rank
         self.changes = Changes()
+        self.shown = NodeShown(self)
+        self.found = NodeFound(self)
         self.units = units
-        self._warnings: deque[str] = deque(maxlen=20)
+        self.warnings: deque[str] = deque(maxlen=20)
         self.lease = LeaseKeeper(settings, node)
-        self._preparation = Preparation()
+        self.preparation = Preparation()
         self._preparing: asyncio.Task[None] | None = None
         self.rank = RankRecord()
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
-        self.fabric = NodeFabric(settings, node, self._rails_changed)
+        self.fabric = NodeFabric(settings, node, self.found.rails_changed)
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""
         self._stop_lock = asyncio.Lock()
-        self.guard = GuardLink(settings, node, units, self.guard_said)
+        self.guard = GuardLink(settings, node, units, self.found.guard_said)
         self.notices = Notices(node)
         self.rails = RailHistory(settings.fleet.nodes[node].rails)
         self.head_is_silent: Callable[[str], None] | None = None
         """Told by a worker that lost its head; nobody else can."""
-        self._was_degraded = False
-        self._bits: dict[str, str] = {}
-        self._running_bits: dict[str, str] = {}
-        self._watch = RankWatch(self)
+        self.watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self.on_stopped_by_hand: Callable[[str], object] | None = None
         """On the head: stopping rank 0's unit is an order to the fleet, as starting it is."""
@@ -153,11 +143,11 @@ class NodeAgent:
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
         self.rank, self._plan = RankRecord(), None
-        self._running_bits = {}
+        self.shown.running_bits = {}
         self._admitted.clear()
         if waiting:
             self.move(RankEvent.STARTED)
-        self._preparation = Preparation("running", boot.id)
+        self.preparation = Preparation("running", boot.id)
         self.fabric.override = tuple(override)
         self._preparing = asyncio.get_running_loop().create_task(self._prepare())
         self.changes.bump()
@@ -185,7 +175,7 @@ class NodeAgent:
                 self.lease.happens(Failed())
                 self._in_background(self._stop_what_is_left())
                 raise
-            await self._guard_rank(boot.id)
+            await self.found.guard_rank(boot.id)
             if self.rank.state is RankState.ABSENT:
                 self.move(RankEvent.STARTED)
 
@@ -207,7 +197,7 @@ class NodeAgent:
                 if self._preparing is not None and not self._preparing.done():
                     self._preparing.cancel()
                     await self.units.stop(PACK_UNIT, 5)
-                    self._preparation = Preparation("idle")
+                    self.preparation = Preparation("idle")
                 self._plan = None
                 self._admitted.clear()
                 self.fabric.stopped()
@@ -229,7 +219,7 @@ class NodeAgent:
                 "members": list(members),
                 "port_free": port_free,
                 "memory_missing_bytes": 0 if members else await self.memory_level.missing_bytes(),
-                **self._lease_json(),
+                **self.shown.lease_json(),
             }
 
     async def _stop_what_is_left(self) -> None:
@@ -370,8 +360,8 @@ class NodeAgent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.guard.run())
             group.create_task(self.rails.run())
-            group.create_task(self._know_bits())
-            group.create_task(self._watch.run())
+            group.create_task(self.shown.know_bits())
+            group.create_task(self.watch.run())
             group.create_task(self.fabric.watch.run())
 
     async def close(self) -> None:
@@ -391,7 +381,7 @@ class NodeAgent:
             self.fail(RAN_OUT)
             if self.head_is_silent is not None:
                 self.head_is_silent(f"{self.node}: the head is silent; rank {self.rank_number} was stopped: {sentence}")
-        if self._preparation.state == "running" and self._preparing is not None:
+        if self.preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))
         self.changes.bump()
@@ -405,154 +395,15 @@ class NodeAgent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._unit_ended.wait(), TURNED_AWAY_S)
 
-    async def _guard_rank(self, boot_id: str) -> None:
-        """From its first second on: the guard kills this rank when memory runs out."""
-        unit = rank_unit(self.rank_number)
-        pid = (await self.units.status(unit)).main_pid
-        ticks = start_time(pid) if pid is not None else None
-        if pid is not None and ticks is not None:
-            self.guard.watch(f"{unit}.service", self.rank_number, boot_id, pid, ticks)
-
-    def guard_said(self, message: Message) -> None:
-        """The guard killed the rank, or saw something that a person should know."""
-        what = message["what"]
-        if what == "hello" and message.get("last_kill"):
-            what, message = "killed-whom", message["last_kill"]
-        if what in ("killed", "killed-whom"):
-            boot = self.leases.boot
-            if boot is not None and message["boot"] == boot.id and self.rank.state not in (RankState.ABSENT, *ENDED):
-                self.fail(kill_sentence(message))
-            if self.notices.add("memory-kill", kill_sentence(message), subject=message["boot"]):
-                event(Event.MEMORY_FLOOR, kill_sentence(message), logging.ERROR, stage=Stage.RANK)
-        elif what in ("warning", "fact"):
-            kind = Event.GPU_NO_MEMORY if message["kind"] == "gpu-no-memory" else Event.MEMORY_LOW
-            # A driver that is out of memory says so hundreds of times: the first is told, the count is in the status.
-            if message.get("first", True) and self.notices.add(message["kind"], message["sentence"]):
-                event(kind, message["sentence"], logging.WARNING, stage=Stage.RANK)
-                self._warn(message["sentence"])
-        self.changes.bump()
-
-    def _rails_changed(self) -> None:
-        """The rails are not as they were at launch, or are again."""
-        if self.fabric.watch.degraded:
-            self._was_degraded = True
-            self.notices.add("fabric-degraded", "; ".join(map(str, self.fabric.watch.changes)))
-        elif self._was_degraded:
-            self._was_degraded = False
-            self.notices.add("fabric-restored", "the rails are as they were at launch again")
-        self.changes.bump()
-
-    def guard_is_missing(self, for_s: float) -> None:
-        """A rank runs and nobody guards its memory but this supervisor."""
-        sentence = f"the memory guard has not answered for {for_s:.0f} s while rank {self.rank_number} runs"
-        if self.notices.add("guard-missing", sentence, subject=self.leases.boot.id if self.leases.boot else ""):
-            event(Event.GUARD_MISSING, sentence, logging.ERROR, stage=Stage.RANK)
-
-    async def memory_below_floor(self, available_bytes: int) -> None:
-        """Kill the rank now: an out-of-memory GB10 needs its power cord pulled. Only when the guard cannot."""
-        floor = self.settings.guard.floor_bytes
-        sentence = (
-            f"MemAvailable is {available_bytes / 2**30:.2f} GiB, below the floor of {floor / 2**30:.2f} GiB: "
-            f"killing rank {self.rank_number}"
-        )
-        event(Event.MEMORY_FLOOR, sentence, logging.ERROR, stage=Stage.RANK)
-        self.fail(sentence)
-        await self.units.stop(rank_unit(self.rank_number), 0)
-
-    # -- status ----------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Everything about this node that the head and `dsv41 status` show."""
-        now = time.monotonic()
-        rank, preparation = self.rank, self._preparation
-        progress = read_json(self.settings.run_dir(self.node) / PROGRESS) if preparation.stage == Stage.PACK else None
-        boot = self.leases.boot
-        return {
-            "version": self.changes.version,
-            "node": self.node,
-            "rank_number": self.rank_number,
-            **self._lease_json(),
-            "lease_age_s": round(self.settings.supervisor.lease_ttl_s - self.leases.left_s(now), 1) if boot else None,
-            "prepare": {
-                "state": preparation.state,
-                "boot": preparation.boot_id,
-                "stage": preparation.stage,
-                "fraction": progress.get("fraction") if progress else None,
-                "took_s": preparation.took_s,
-                "refusals": [r.to_json() for r in preparation.refusals],
-            },
-            "rank": {
-                "state": str(rank.state),
-                "for_s": round(now - rank.since_s, 1),
-                "reason": rank.reason,
-                "refused": rank.refused,
-                "phase": str(rank.phase),
-                "fraction": rank.fraction,
-                "armed": rank.armed,
-                "exit_status": rank.exit_status,
-                "last_lines": list(rank.last_lines),
-                "max_total_tokens": rank.max_total_tokens,
-                "sentence": self.rank.sentence,
-                "taken_up": self.taking_up,
-            },
-            "same": self.same_bits(),
-            "same_running": self._running_bits,
-            "kv": self.kv_budget().to_json(),
-            "fabric": self.fabric.to_json(),
-            "memory": {"low_water_bytes": self._watch.low_water_bytes, "guard": self.guard.status()},
-            "notices": self.notices.to_json(),
-            "rails": {
-                name: {"interface": rail.interface, "state": carrier(rail.interface)}
-                for name, rail in self.settings.fleet.nodes[self.node].rails.items()
-            },
-            "engine": self.engine_load,
-            "warnings": [*self._warnings, *filter(None, [self.lease.unwritten])],
-            "supervisor": {"pid": os.getpid(), "rss_bytes": rss_bytes(os.getpid()), "version": __version__},
-        }
-
-    def _lease_json(self) -> dict[str, Any]:
-        """What the head has to know about the lease here; it answers to the stamp."""
-        book, now = self.leases, time.monotonic()
-        return {
-            "highest_generation": book.highest_generation,
-            "boot": book.boot.to_json() if book.boot else None,
-            "hold": str(book.hold),
-            "stamp": str(book.stamp(now)),
-            "lease_left_s": round(book.left_s(now), 1),
-        }
-
-    def same_bits(self) -> dict[str, Any]:
-        """What must be equal on every rank of a boot; the head compares and names both values."""
-        return self._bits or {"supervisor version": __version__, "settings hash": self.settings.hash}
-
-    async def _know_bits(self) -> None:
-        """Reads whole libraries and file lists the first time: in a thread."""
-        self._bits = await asyncio.to_thread(bits.planned, self.settings, self.node)
-        self.changes.bump()
-
-    async def runs_as_planned(self) -> str | None:
-        """Look at what the rank's processes really loaded. Why this rank must not serve; None when it may."""
-        members = (await self.units.status(rank_unit(self.rank_number))).members
-        self._running_bits, wrong = await asyncio.to_thread(bits.running, self.settings, members, self.rank.armed)
-        return wrong
-
-    def kv_budget(self) -> KvBudget:
-        """The KV pin asked for and granted, as far as this rank has said it."""
-        asked = self.settings.engine.memory.max_total_tokens
-        return kv_budget(asked, self.rank.memory_line, self.rank.max_total_tokens)
+        return self.shown.status()
 
     async def measure(self) -> dict[str, Any]:
         """Figures that change all the time: memory of the rank's processes, counters of the adapters."""
-        status = await self.units.status(rank_unit(self.rank_number))
-        boot = self.leases.boot
-        counters = read_counters(report_dir(self.settings, self.node), boot.id) if boot else {}
-        return {
-            "unit": str(status.state),
-            "n_processes": len(status.members),
-            "rank_rss_bytes": sum(rss_bytes(pid) for pid in status.members),
-            "counters": counters,
-            "memory_available_bytes": memory_available_bytes(),
-        }
+        return await self.shown.measure()
 
     async def tail(self, unit: str, n_lines: int) -> list[str]:
         return list(await self.units.tail(unit, n_lines))
@@ -560,7 +411,7 @@ class NodeAgent:
     # -- private ---------------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
-        preparation = self._preparation
+        preparation = self.preparation
 
         def entered(stage: Stage) -> None:
             preparation.stage = stage
@@ -571,7 +422,7 @@ class NodeAgent:
                 done = await prepare(self.settings, self.node, self.fabric, self._run_pack, entered)
             preparation.took_s = done.took_s
             preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
-            await self._know_bits()
+            await self.shown.know_bits()
             preparation.state = "passed"
         except Dsv41Error as error:
             preparation.state, preparation.refusals = "refused", error.refusals
@@ -656,7 +507,7 @@ class NodeAgent:
         self._closing.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             if isinstance(failure, Dsv41Error):
-                self._warn(str(failure))
+                self.warn(str(failure))
             else:
                 log.error("background work of %s failed", self.node, exc_info=failure)
 
@@ -677,9 +528,9 @@ class NodeAgent:
                 return False
         return True
 
-    def _warn(self, sentence: str) -> None:
-        if sentence not in self._warnings:
-            self._warnings.append(sentence)
+    def warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
             log.warning("%s", sentence)
 
     @property
@@ -699,7 +550,7 @@ class NodeAgent:
         try:
             status = await self.units.status(rank_unit(self.rank_number))
         except Dsv41Error as error:
-            self._warn(f"it cannot be seen yet whether the rank of the boot before runs: {error}")
+            self.warn(f"it cannot be seen yet whether the rank of the boot before runs: {error}")
             return
         plan = read_json(report_dir(self.settings, self.node) / PLAN)
         # A process without a plan waits to be admitted: no engine, no rank.
@@ -718,14 +569,13 @@ class NodeAgent:
             self.rank.reported_at_s = time.monotonic()
             for step in (RankEvent.STARTED, RankEvent.ADMITTED):
                 self.move(step)
-            self._in_background(self.fabric.taken_up(boot.id))
             await self.fabric.taken_up(boot.id)
             try:
                 self._plan = launch_plan(self.settings, self.node, boot, await self.fabric.for_launch())
             except Dsv41Error as error:
                 # A GID that moved meanwhile is no reason to stop a rank that serves: its connections go on.
-                self._warn(f"the running rank could not be launched like this again: {error}")
-            await self._guard_rank(boot.id)
+                self.warn(f"the running rank could not be launched like this again: {error}")
+            await self.found.guard_rank(boot.id)
             log.info("rank %d of boot %s outlived the supervisor; taking it up again", self.rank_number, boot.id)
         else:
             self._rank_is_gone()

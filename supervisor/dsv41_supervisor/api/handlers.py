@@ -22,9 +22,10 @@ from ..fleet.peers import FLEET_HEADER
 from ..incident import bundle
 from ..incident.evidence import collect
 from ..journal import log
-from ..node import PACK_UNIT, NodeAgent, rank_unit
+from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
+from ..units import PACK_UNIT, rank_unit
 from .document import openapi_document
 from .door import Door
 from .routes import (

@@ -35,14 +35,14 @@ class DoctorService:
 
     async def facts(self, bound_s: float = READ_S) -> dict[str, Any]:
         """Host and fabric of this node, within about `bound_s`."""
-        from ..node import rank_unit
+        from ..units import rank_unit
 
         agent = self._agent
         bound_s = min(max(bound_s, 0.1), MAX_BOUND_S)
         status = await agent.units.status(rank_unit(agent.rank_number))
         standing = Standing(
             supervised=True, rank_state=str(agent.rank.state), pids=(os.getpid(), *status.members),
-            same=agent.same_bits(), fabric_changes=tuple(map(str, agent.fabric.watch.changes)),
+            same=agent.shown.same_bits(), fabric_changes=tuple(map(str, agent.fabric.watch.changes)),
         )  # fmt: skip
         host, fabric = await asyncio.gather(
             read_host(agent.settings, agent.node, standing, self._reads, bound_s),

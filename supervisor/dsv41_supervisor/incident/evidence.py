@@ -47,7 +47,7 @@ LAST_LINES = LastLines()
 
 async def collect(agent: NodeAgent) -> dict[str, Any]:
     """`{"parts": {name: text}, "failed": {name: why}}`, without secrets. Never raises, and ends within bounds."""
-    from ..node import rank_unit
+    from ..units import rank_unit
 
     lines = agent.settings.incidents.log_lines
     redactor = await asyncio.to_thread(lambda: Redactor(secrets_of(agent.settings, agent.node)))
@@ -78,8 +78,8 @@ async def collect(agent: NodeAgent) -> dict[str, Any]:
 
     async def versions() -> str:
         return as_text(
-            {"supervisor": __version__, "python": sys.version, "kernel": platform.release(), "same": agent.same_bits(),
-             "machine": platform.machine(), "cores": os.cpu_count()}
+            {"supervisor": __version__, "python": sys.version, "kernel": platform.release(),
+             "same": agent.shown.same_bits(), "machine": platform.machine(), "cores": os.cpu_count()}
         )  # fmt: skip
 
     async def proc() -> str:

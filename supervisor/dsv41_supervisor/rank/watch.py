@@ -62,7 +62,7 @@ class RankWatch:
                 continue
             looked_at_s = now
             agent.armed_as_asked()
-            clamped = agent.kv_budget().clamped(self._settings.engine.memory.min_granted_fraction)
+            clamped = agent.shown.kv_budget().clamped(self._settings.engine.memory.min_granted_fraction)
             if clamped is not None and rank.state in (RankState.LOADING, RankState.WARMING):
                 agent.fail(clamped, refused=True)
                 continue
@@ -97,7 +97,7 @@ class RankWatch:
 
     async def _warm(self, rank: RankRecord) -> None:
         if await self._answers():
-            wrong = await self._agent.runs_as_planned()
+            wrong = await self._agent.shown.runs_as_planned()
             if self._is(rank, RankState.WARMING) and self._agent.armed_as_asked():
                 if wrong is not None:
                     self._agent.fail(wrong, refused=True)
@@ -135,9 +135,9 @@ class RankWatch:
                 continue
             if not missing and time.monotonic() - lost_at_s > GUARD_AWAY_S:
                 missing = True
-                agent.guard_is_missing(time.monotonic() - lost_at_s)
+                agent.found.guard_is_missing(time.monotonic() - lost_at_s)
             if available < guard.floor_bytes:
-                await agent.memory_below_floor(available)
+                await agent.found.memory_below_floor(available)
 
 
 class _Serving:

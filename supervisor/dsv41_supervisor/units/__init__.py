@@ -12,6 +12,13 @@ from typing import Protocol
 
 from ..errors import Dsv41Error, Stage
 
+PACK_UNIT = "dsv41-pack"
+
+
+def rank_unit(rank: int) -> str:
+    """The unit that runs a rank on its node."""
+    return f"dsv41-rank@{rank}"
+
 
 class UnitState(StrEnum):
     """Like systemd's ActiveState, reduced to what is decided on."""
