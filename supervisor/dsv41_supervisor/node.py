@@ -1,6 +1,6 @@
-"""One node: its lease, its stages 2–4 and its rank. Takes orders; `node_shown.py` gives the status, `node_found.py` hears
-of memory and rails.
+"""One node: its lease, its stages 2–4 and its rank. Takes orders.
 
+`node_shown.py` gives the status, `node_found.py` hears of memory and rails.
 The head's supervisor orders (`prepare`, `start_rank`, `stop_rank`) and watches the status; so every order returns at
 once and its outcome is seen by watching. The rank's own process asks `admit` and keeps calling `report`.
 """
