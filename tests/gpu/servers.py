@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Kind:
     drive: bool = True
     world_size: int = 1
     """Ranks, each on a GPU of its own, as two nodes would be; the last one has the drive."""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Other adapters asked for, with their settings."""
 
 
 KINDS = (
@@ -69,6 +71,9 @@ KINDS = (
     Kind("eager-late", EAGER, {"prefetch": False}, witness=False),
     Kind("real", GRAPH, {}, witness=False, drive=False),
     Kind("stock", GRAPH, None, witness=False, drive=False),
+    Kind("stock-eager", EAGER, None, witness=False, drive=False),
+    Kind("stock-eager-again", EAGER, None, witness=False, drive=False),
+    Kind("padded", EAGER, None, witness=False, drive=False, others={"tp_pad": {"force_groups": 16}}),
     Kind("tp2", (*GRAPH, "--disable-custom-all-reduce"), {"staging_tokens": 256}, world_size=2),
 )
 
@@ -213,9 +218,12 @@ def _launch_rank(server: Server, rank: int, checkpoints: Checkpoints, rendezvous
             )  # fmt: skip
         plan = write_plan(
             directory, rank=rank, world_size=n_ranks, rows=server.rows, revision="tiny",
-            adapters={"engram_nvme": kind.settings},
+            adapters={"engram_nvme": kind.settings} | kind.others,
             cache_bytes=0 if kind.drive else 1 << 20, reader="threads" if kind.drive else "auto",
         )  # fmt: skip
+        environment |= {"DSV41_RANK_PLAN": str(plan), "SGLANG_PLUGINS": "dsv41"}
+    elif kind.others:
+        plan = write_plan(directory, rank=rank, world_size=n_ranks, adapters=kind.others)
         environment |= {"DSV41_RANK_PLAN": str(plan), "SGLANG_PLUGINS": "dsv41"}
     if kind.drive and rank == n_ranks - 1:
         server.drive = Drive(directory / "drive")
