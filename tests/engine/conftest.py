@@ -98,7 +98,7 @@ def record(engine: Engine) -> Recorded:
     return Recorded(
         answers,
         [engine.reports(rank) for rank in ranks],
-        [engine.counters(rank) for rank in ranks],
+        engine.settled_counters(),
         [rank.log for rank in engine.ranks],
         engine.ready_s,
     )

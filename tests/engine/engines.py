@@ -220,6 +220,18 @@ class Engine:
     def counters(self, rank: int = 0) -> dict[str, int]:
         return read_counters(self.ranks[rank].directory, BOOT)
 
+    def settled_counters(self) -> list[dict[str, int]]:
+        """Counters of every rank once they stand still: a worker finishes its step a little after rank 0 answered."""
+        ranks = range(self.world_size)
+        before, deadline = None, time.monotonic() + 30
+        while time.monotonic() < deadline:
+            now = [self.counters(rank) for rank in ranks]
+            if now == before:
+                return now
+            before = now
+            time.sleep(0.5)
+        raise AssertionError("the ranks still count 30 s after the last answer")
+
     def stop(self) -> None:
         """Kill every process; multiprocessing's resource trackers then tidy up and end by themselves."""
         groups = {rank.process.pid for rank in self.ranks}
