@@ -109,7 +109,7 @@ def test_every_rank_notes_the_same_failed_steps(fleet: tuple[Engine, Drive]) -> 
     with drive.broken(errno.EIO):
         engine.status("/generate", body("Once more: " + SHORT, 4))
     engine.generate(SHORT, 2)
-    counted = [engine.counters(rank) for rank in range(engine.world_size)]
+    counted = engine.settled_counters()
     failed = {counters["engram_failed_steps"] for counters in counted}
     assert len(failed) == 1 and failed.pop() > 0
     assert counted[-1]["engram_failed_reads"] > 0
