@@ -7,9 +7,10 @@ weight and scale side by side, on the node's own NVMe. A rank never reads the ta
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .atomic import write_json
@@ -35,6 +36,8 @@ class PackManifest:
     layers: tuple[PackedLayer, ...]
     to_pack: dict[int, str]
     refusals: tuple[Refusal, ...]
+    packed: tuple[int, ...] = ()
+    """Layers that were written just now; the others were good already."""
 
 
 def read_config(checkpoint: Path) -> dict[str, object]:
@@ -48,7 +51,7 @@ def read_config(checkpoint: Path) -> dict[str, object]:
         raise Dsv41Error(
             f"{path} cannot be read ({error}).",
             stage=Stage.PACK,
-            hint="Run dsv41 download, or correct checkpoint.path.",
+            hint="Fetch the checkpoint again, or correct checkpoint.path.",
         ) from None
     return raw
 
@@ -101,12 +104,12 @@ def check_rows(settings: Settings, node: str) -> PackManifest:
 
 
 def pack(settings: Settings, node: str, show: Callable[[int, int, float], None] | None = None) -> PackManifest:
-    """Pack every layer that `check_rows` finds wanting, then check again. Safe to run again at any point.
+    """Pack every layer whose file is missing, of another fleet, or of other tables; then check again.
 
-    `show(done_bytes, total_bytes, bytes_per_s)` is called as it goes; the same figures go to the run directory for
-    `dsv41 status`. Raises Dsv41Error or Refused.
+    Safe to run again at any point. `show(done_bytes, total_bytes, bytes_per_s)` is called as it goes; the same figures
+    go to the run directory for `dsv41 status`. Raises Dsv41Error or Refused.
     """
-    from dsv41_rowstore import Partition, RowStoreError, engram_geometry, pack_layer
+    from dsv41_rowstore import Partition, RowStoreError, engram_geometry, pack_layer, rows_path
 
     rank, world_size = settings.fleet.nodes[node].rank, settings.fleet.world_size
     before = check_rows(settings, node)
@@ -114,35 +117,47 @@ def pack(settings: Settings, node: str, show: Callable[[int, int, float], None] 
         raise Refused(before.refusals)
     directory = settings.rows_dir(node)
     progress_path = settings.run_dir(node) / PROGRESS
+    packed: list[int] = []
+    reported = False
     try:
         directory.mkdir(parents=True, exist_ok=True)
         geometry = {g.layer: g for g in engram_geometry(read_config(settings.checkpoint_dir(node)))}
-        needed = sum(264 * geometry[layer].n_rows for layer in before.to_pack) // world_size
+        needed = sum(
+            264 * geometry[layer].n_rows // world_size - _allocated(rows_path(directory, layer, rank, world_size))
+            for layer in before.to_pack
+        )
         free = shutil.disk_usage(directory).free
         if needed > free:
             raise Dsv41Error(
-                f"{directory} has {free / 2**30:.1f} GiB free, packing needs {needed / 2**30:.1f} GiB.",
+                f"{directory} has {free / 2**20:,.0f} MiB free, packing needs {needed / 2**20:,.0f} MiB more.",
                 stage=Stage.PACK, node=node, rank=rank, hint="Free some space, or set pack.directory elsewhere.",
                 transient=True,
             )  # fmt: skip
-        for i, layer in enumerate(sorted(before.to_pack)):
+        # Of a file that looks good, pack_layer still compares samples with the tables: a checkpoint may have been
+        # exchanged under the same revision.
+        for i, layer in enumerate(sorted(geometry)):
 
             def report(p: object, i: int = i, layer: int = layer) -> None:
                 done, total, rate = p.done_bytes, p.total_bytes, p.rate_bytes_per_s  # type: ignore[attr-defined]
-                n = len(before.to_pack)
-                write_json(progress_path, {"layer": layer, "fraction": (i + done / max(total, 1)) / n,
+                nonlocal reported
+                reported = True
+                write_json(progress_path, {"layer": layer, "fraction": (i + done / max(total, 1)) / len(geometry),
                                            "bytes_per_s": rate})  # fmt: skip
                 if show is not None:
                     show(done, total, rate)
 
+            path = rows_path(directory, layer, rank, world_size)
+            was = _identity(path)
             pack_layer(
                 settings.checkpoint_dir(node), directory, layer=layer, rank=rank, world_size=world_size,
                 partition=Partition(str(settings.pack.partition)), revision=settings.checkpoint.revision,
                 progress=report,
             )  # fmt: skip
+            if _identity(path) != was:
+                packed.append(layer)
     except RowStoreError as error:
         raise Dsv41Error(
-            str(error), stage=Stage.PACK, node=node, rank=rank, hint="Run dsv41 verify, then dsv41 pack again."
+            str(error), stage=Stage.PACK, node=node, rank=rank, hint="Then run dsv41 pack again."
         ) from error
     except OSError as error:
         raise Dsv41Error(
@@ -151,13 +166,31 @@ def pack(settings: Settings, node: str, show: Callable[[int, int, float], None] 
             hint="Nothing half-written is left that a later start would trust; fix the cause and run dsv41 pack.",
         ) from error  # fmt: skip
     finally:
-        progress_path.unlink(missing_ok=True)
+        if reported:  # else it is another process's, which packs just now
+            progress_path.unlink(missing_ok=True)
     after = check_rows(settings, node)
     if after.to_pack or after.refusals:
         raise Refused(
             (*after.refusals, *(
-                Refusal(Stage.PACK, f"after packing, {why}.", "Run dsv41 verify.", node=node, rank=rank)
+                Refusal(Stage.PACK, f"after packing, {why}.", "Run dsv41 pack --verify.", node=node, rank=rank)
                 for why in after.to_pack.values()
             ))
         )  # fmt: skip
-    return after
+    return replace(after, packed=tuple(packed))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """A file that was packed anew is another one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _allocated(path: Path) -> int:
+    """Bytes on the drive that an interrupted packing of this file holds already; it is carried on."""
+    try:
+        return os.stat(f"{path}.tmp").st_blocks * 512
+    except OSError:
+        return 0

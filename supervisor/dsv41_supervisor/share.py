@@ -69,7 +69,7 @@ def check_checkpoint(settings: Settings, node: str) -> ShareReport:
                 problems.append(f"{path / name} has {size} bytes, the manifest says {wanted}.")
         missing = sorted(set(manifest) - set(files) - {p.name for p in path.iterdir()})
         problems += [f"{path / name} is in the manifest but missing." for name in missing]
-    hint = f"Run dsv41 download on {node}, or correct checkpoint.path."
+    hint = f"Fetch the checkpoint again on {node}, or correct checkpoint.path."
     refusals = tuple(Refusal(Stage.SHARE, what, hint, node=node, rank=rank, check="checkpoint") for what in problems)
     return ShareReport(str(path), settings.checkpoint.revision, len(files), n_bytes, refusals)
 

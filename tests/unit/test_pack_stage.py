@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_a_full_drive_is_refused_with_both_figures_and_nothing_is_left_that_a_st
     )
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == Exit.UNAVAILABLE, done.stderr
-    assert "GiB free, packing needs" in done.stderr
+    assert "MiB free, packing needs" in done.stderr
     assert "Free some space, or set pack.directory elsewhere." in done.stderr
     assert done.stdout == ""
 
@@ -108,3 +109,68 @@ def test_a_config_of_another_shape_is_a_refusal_and_not_a_crash(
     (tmp_path / "checkpoint" / "config.json").write_text(config)
     manifest = check_rows(_settings(tmp_path / "checkpoint", tmp_path, demo_revision), "spark1")
     assert manifest.refusals
+
+
+def _command(tmp_path: Path, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "settings.json"
+    path.write_text(settings.model_dump_json())
+    argv = [sys.executable, "-m", "dsv41_supervisor", "pack", "--settings", str(path), "--node", "spark1", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+
+
+def test_a_checkpoint_exchanged_under_the_same_revision_is_packed_again(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(demo_checkpoint, copy)
+    settings = _settings(copy, tmp_path, demo_revision)
+    assert pack(settings, "spark1").packed == (1, 14)
+    assert pack(settings, "spark1").packed == ()
+    weight_map = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
+    table = copy / weight_map["layers.14.engram.embed.weight"]
+    content = bytearray(table.read_bytes())
+    for at in range(len(content) // 2, len(content)):
+        content[at] ^= 1
+    table.write_bytes(content)
+    assert pack(settings, "spark1").packed == (14,)
+    assert _command(tmp_path, settings, "--verify").returncode == Exit.OK
+
+
+def test_verify_checks_something_or_says_that_it_could_not(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    settings = _settings(demo_checkpoint, tmp_path, demo_revision)
+    pack(settings, "spark1")
+    done = _command(tmp_path, settings, "--verify")
+    assert (done.returncode, done.stdout) == (Exit.OK, "spark1: 2 packed files are good (every segment)\n")
+    assert "checking engram-l1-r0of3.bin: 100 % of" in done.stderr
+    sampled = json.loads(_command(tmp_path, settings, "--verify", "--sample", "1", "--json").stdout)
+    assert sampled["sample"] == 1 and [file["layer"] for file in sampled["good"]] == [1, 14]
+    for sample in ("0", "-1", "x"):
+        assert _command(tmp_path, settings, "--verify", "--sample", sample).returncode == 2
+    assert "--sample goes with --verify." in _command(tmp_path, settings, "--sample", "1").stderr
+    (tmp_path / "empty").mkdir()
+    nowhere = _settings(tmp_path / "empty", tmp_path, demo_revision)
+    done = _command(tmp_path, nowhere, "--verify")
+    assert done.returncode == Exit.REFUSED and "config.json cannot be read" in done.stderr and not done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
+def test_an_interrupted_packing_is_carried_on_where_only_its_rest_fits(
+    demo_checkpoint: Path, demo_revision: str, tmp_path: Path
+) -> None:
+    settings = _settings(demo_checkpoint, tmp_path, demo_revision, rows=tmp_path / "small")
+    whole = pack(_settings(demo_checkpoint, tmp_path, demo_revision, rows=tmp_path / "large"), "spark1")
+    sizes = [Path(layer.path).stat().st_size for layer in whole.layers]
+    (tmp_path / "small").mkdir()
+    kib = (sum(sizes) + (64 << 10)) >> 10
+    path = tmp_path / "settings.json"
+    path.write_text(settings.model_dump_json())
+    # What a killed packing leaves: the file's blocks are allocated, its rows not all written.
+    script = (
+        f"mount -t tmpfs -o size={kib}k tmpfs {tmp_path}/small && "
+        f"fallocate -l {sizes[0]} {tmp_path}/small/{Path(whole.layers[0].path).name}.tmp && "
+        f"{sys.executable} -m dsv41_supervisor pack --settings {path} --node spark1"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == Exit.OK, done.stderr

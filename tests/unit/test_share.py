@@ -43,7 +43,7 @@ def test_a_missing_file_is_named(checkpoint: Path) -> None:
     victim.unlink()
     text = _words(checkpoint)
     assert f"spark2 rank 1, share: {victim} cannot be read: No such file or directory." in text
-    assert "Run dsv41 download on spark2, or correct checkpoint.path." in text
+    assert "Fetch the checkpoint again on spark2, or correct checkpoint.path." in text
 
 
 def test_a_file_cut_short_is_named_with_both_sizes(checkpoint: Path) -> None:

@@ -282,7 +282,7 @@ def _space(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 def _checkpoint(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for node, facts in fleet.items():
         for problem in facts.checkpoint.problems if facts.checkpoint else ():
-            yield Found(node, problem, f"Run dsv41 download on {node}, or correct checkpoint.path.")
+            yield Found(node, problem, f"Fetch the checkpoint again on {node}, or correct checkpoint.path.")
 
 
 @check("checkpoint-source", kind=HOST, severity=Severity.REFUSAL, stage=Stage.SHARE,
