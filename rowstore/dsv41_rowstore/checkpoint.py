@@ -13,7 +13,7 @@ from typing import Any
 from .errors import RowFileRefused
 from .layout import SCALE_BYTES, WEIGHT_BYTES, LayerGeometry, Span, engram_geometry
 
-_FETCH = "Fetch the checkpoint again (dsv41 download), or check that its mount is complete (dsv41 verify)."
+_FETCH = "Fetch this file again with the publisher's tool, or check that the checkpoint's mount is complete."
 _ONE_BYTE = {"weight": ("F8_E4M3", "U8"), "scale": ("F8_E8M0", "U8")}
 _SAMPLES = 64
 
@@ -122,7 +122,7 @@ def open_table(checkpoint: str | os.PathLike[str], layer: int) -> EngramTable:
     geometries = {g.layer: g for g in engram_geometry(load_config(root))}
     if layer not in geometries:
         raise RowFileRefused(
-            f"layer {layer} has no Engram table in {root} (its Engram layers are {sorted(geometries)})",
+            f"layer {layer!r} has no Engram table in {root} (its Engram layers are {sorted(geometries)})",
             hint="Ask for one of these layers.",
         )
     geometry = geometries[layer]

@@ -101,16 +101,25 @@ cdef class HostCall:
     cdef rs_call *_call
 
     def __init__(self, RowStore store not None, layer, ids, out_weight, out_scale):
-        self._store, self._layer = store, layer
-        self._buffers = Buffers.__new__(Buffers)
-        self._call = <rs_call *>calloc(1, sizeof(rs_call))
-        if self._call == NULL:
+        cdef rs_layer *where = store.layer_of(layer)
+        cdef Buffers buffers = Buffers.__new__(Buffers)
+        cdef rs_call *call
+        if self._call != NULL:
+            raise TypeError("a HostCall keeps the buffers it was made with; make another one")
+        buffers.hold(ids, out_weight, out_scale)
+        call = <rs_call *>calloc(1, sizeof(rs_call))
+        if call == NULL:
             raise MemoryError
-        self._call.store, self._call.layer = store._store, store.layer_of(layer)
-        self._buffers.hold(ids, out_weight, out_scale)
+        call.store, call.layer = store._store, where
+        self._store, self._layer, self._buffers, self._call = store, layer, buffers, call  # whole, or not at all
         self._call.ids, self._call.n_ids = <int64_t *>self._buffers.views[0].buf, self._buffers.n_ids
         self._call.weight = <uint8_t *>self._buffers.views[1].buf
         self._call.scale = <uint8_t *>self._buffers.views[2].buf
+
+    cdef rs_call *made(self) except NULL:
+        if self._call == NULL:
+            raise TypeError("this HostCall has no rows: its __init__ did not run to its end")
+        return self._call
 
     @property
     def submit(self):
@@ -126,21 +135,21 @@ cdef class HostCall:
 
     @property
     def argument(self):
-        return <size_t>self._call
+        return <size_t>self.made()
 
     @property
     def n_calls(self):
-        return rs_counted64(&self._call.n_calls)
+        return rs_counted64(&self.made().n_calls)
 
     def check(self):
         """Raise the first error of any launch so far; the outputs of that launch hold NaN. Sticky: raises again."""
-        cdef uint32_t status = rs_acquire32(&self._call.status)
+        cdef uint32_t status = rs_acquire32(&self.made().status)
         if status != RS_OK:
             raise self._store.error(self._layer, <rs_status>status, &self._call.fault)
 
     def take(self):
         """The first error since the last `take`, or None; after it the next launch that fails is noted again."""
-        cdef uint32_t status = rs_acquire32(&self._call.status)
+        cdef uint32_t status = rs_acquire32(&self.made().status)
         if status == RS_OK:
             return None
         error = self._store.error(self._layer, <rs_status>status, &self._call.fault)

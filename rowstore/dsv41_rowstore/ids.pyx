@@ -115,7 +115,7 @@ cdef class EngramHash:
 
     cdef const layer_t *layer_at(self, object layer) except NULL:
         if layer not in self.layers:
-            raise ValueError(f"layer {layer} has no Engram table (layers: {list(self.layers)})")
+            raise ValueError(f"layer {layer!r} has no Engram table (layers: {list(self.layers)})")
         return &self._layers[<int>self.layers.index(layer)]
 
     def sequence(self, layer, const int64_t[::1] tokens, int64_t[:, ::1] out, *, history=()):

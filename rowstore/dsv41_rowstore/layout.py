@@ -6,6 +6,7 @@ All of it is arithmetic on frozen values, except `read_header`, which reads a pa
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ ROW_BYTES = WEIGHT_BYTES + SCALE_BYTES
 PAGE_BYTES = 4096  # of the header, and what every section of the file is padded to
 SEGMENT_ROWS = 65536  # 65536 * 264 = 4224 * 4096: a segment is whole rows and whole pages (16.5 MiB)
 MAX_HEADS = 64
+REVISION_BYTES = 127  # and a zero after them
 MAX_FILE_ROWS = 1 << 29  # the cache's keys hold 29 bits of local id; all of one layer fits (384 M)
 FORMAT_VERSION = 1
 MAGIC = b"DSV41ROW"
@@ -236,6 +238,32 @@ def file_bytes(n_rows: int) -> int:
     return segment_table_offset(n_rows) + pad_to_page(4 * n_segments(n_rows))
 
 
+def revision_bytes(revision: str) -> bytes:
+    """The revision as the header holds it.
+
+    Raises: RowFileRefused when it does not fit there or would read back as another one.
+    """
+    why = None
+    name = b""
+    if not isinstance(revision, str):
+        why = f"is {revision!r:.60}, of type {type(revision).__name__}"
+    else:
+        try:
+            name = revision.encode()
+        except UnicodeEncodeError:
+            why = f"{revision[:60]!r} has characters that are not text"
+        if b"\0" in name:
+            why = f"{revision[:60]!r} has a zero byte"
+        elif len(name) > REVISION_BYTES:
+            why = f"name is {len(name)} bytes long"
+    if why:
+        raise RowFileRefused(
+            f"the revision {why}; the header has room for text of at most {REVISION_BYTES} bytes without zeros",
+            hint="Use the commit hash.",
+        )
+    return name
+
+
 def encode_header(
     *,
     finished: bool,
@@ -253,11 +281,7 @@ def encode_header(
     """The first page of a file whose segment table is `table` (without its padding)."""
     from .rowbytes import crc32c
 
-    name = revision.encode()
-    if len(name) > 127:
-        raise RowFileRefused(
-            f"the revision name is {len(name)} bytes long, at most 127 fit", hint="Use the commit hash."
-        )
+    name = revision_bytes(revision)
     page = bytearray(PAGE_BYTES)
 
     def fill(crc: int) -> None:
@@ -338,14 +362,43 @@ def decode_header(page: bytes, path: str, *, finished: bool = True) -> tuple[Hea
     return header, done, table_crc, table_at
 
 
+def open_rows(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a packed file, for the caller to close; never waits, whatever has that name.
+
+    Raises: RowFileRefused.
+    """
+    name = os.fspath(path)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+    except FileNotFoundError:
+        raise RowFileRefused(f"{name} does not exist", hint=_REPACK) from None
+    except OSError as error:
+        raise RowFileRefused(
+            f"{name} cannot be read: {error.strerror}", hint="Check its mount and mode."
+        ) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RowFileRefused(f"{name} is not a regular file", hint=f"Move it away. {_REPACK}")
+    return fd
+
+
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and check the header page, the segment table and the file's length; the rows are not read.
 
     Raises: RowFileRefused (not a finished file of this version), StoreCorrupt (checksum, length).
     """
-    name = os.fspath(path)
+    fd = open_rows(path)
     try:
-        with open(name, "rb") as file:
+        return read_header_from(fd, os.fspath(path))
+    finally:
+        os.close(fd)
+
+
+def read_header_from(fd: int, name: str) -> Header:
+    """As `read_header`, of a file that is open; `name` is for messages."""
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            file.seek(0)
             size = os.fstat(file.fileno()).st_size
             header, _, table_crc, table_at = decode_header(file.read(PAGE_BYTES), name)
             if size != header.file_bytes:
@@ -356,8 +409,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
                 )
             file.seek(table_at)
             table = file.read(4 * n_segments(header.n_rows))
-    except FileNotFoundError:
-        raise RowFileRefused(f"{name} does not exist", hint=_REPACK) from None
     except OSError as error:
         raise RowFileRefused(
             f"{name} cannot be read: {error.strerror}", hint="Check its mount and mode."

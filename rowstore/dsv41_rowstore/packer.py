@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,11 @@ from .layout import (
     encode_header,
     file_bytes,
     n_segments,
+    open_rows,
     owned_spans,
     read_header,
+    read_header_from,
+    revision_bytes,
     rows_path,
     segment_table_offset,
 )
@@ -208,8 +212,10 @@ def pack_layer(
     A finished file of the same key (layer, rank, world size, partition, revision, table) is left alone; an
     unfinished one is carried on. Memory: about 70 MiB, whatever the table's size.
     Raises: RowFileRefused (the checkpoint's table is missing, cut short or of another shape; another pack of
-    this file runs), RowStoreError (no space left: the unfinished file is removed).
+    this file runs; a revision the header cannot hold), RowStoreError (no space left: the unfinished file is
+    removed).
     """
+    revision_bytes(revision)
     job = _Job(open_table(checkpoint, layer), rank, world_size, Partition(partition), revision)
     directory = Path(out_dir)
     final = rows_path(directory, layer, rank, world_size)
@@ -231,12 +237,16 @@ def pack_layer(
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
+        if error.errno == errno.ELOOP and tmp.is_symlink():
+            raise _not_ours(tmp, "a symbolic link") from None
         raise RowStoreError(
-            f"{tmp} cannot be written: {error.strerror}", hint="Check pack.dir, its mount and its owner."
+            f"{tmp} cannot be written: {error.strerror}", hint="Check pack.directory, its mount and its owner."
         ) from error
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _not_ours(tmp, "not a regular file")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -276,13 +286,20 @@ def pack_layer(
     return read_header(final)
 
 
+def _not_ours(tmp: Path, what: str) -> RowFileRefused:
+    return RowFileRefused(
+        f"{tmp} is {what}, and nothing that packs rows makes one; it was left as it is",
+        hint="Find out who put it there, remove it and pack again (dsv41 pack).",
+    )
+
+
 def _no_space(directory: Path, final: Path, needed: int) -> RowStoreError:
     stat = os.statvfs(directory)
     free = stat.f_bavail * stat.f_frsize
     return RowStoreError(
         f"no space left for {final}: it needs {needed / 2**30:.2f} GiB, "
         f"{directory} has {free / 2**30:.2f} GiB free",
-        hint="Free space there or point pack.dir at a larger drive; the unfinished file was removed.",
+        hint="Free space there or point pack.directory at a larger drive; the unfinished file was removed.",
     )
 
 
@@ -352,39 +369,61 @@ def verify_rows(
 
     `sample` is a number of segments chosen at random (and as many times 256 rows of the source); None checks
     every segment (and 4096 rows). `progress` gets (segments done, segments in all).
-    Raises: StoreCorrupt, RowFileRefused.
+    Raises: StoreCorrupt, RowFileRefused, ValueError (`sample` below 1).
     """
-    header = read_header(path)
+    check_sample(sample, "sample", 1)
     name = os.fspath(path)
+    fd = open_rows(path)
+    try:
+        header = read_header_from(fd, name)
+        verify_segments_of(fd, name, header, sample=sample, progress=progress)
+        if checkpoint is not None and header.n_rows:
+            n_picks = 4096 if sample is None else 256 * sample
+            _verify_against(header, fd, name, Path(checkpoint), min(n_picks, header.n_rows))
+    finally:
+        os.close(fd)
+
+
+def check_sample(sample: int | None, what: str, least: int) -> None:
+    """Raises: ValueError; a check of no segments would pass whatever is in the file."""
+    if sample is not None and sample < least:
+        raise ValueError(f"{what} is {sample}, expected {least} or more segments")
+
+
+def verify_segments_of(
+    fd: int,
+    name: str,
+    header: Header,
+    *,
+    sample: int | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Compare segments of an open packed file with their checksums; as `verify_rows` without a checkpoint."""
     chosen = list(range(len(header.segment_crcs)))
     if sample is not None:
         chosen = sorted(random.sample(chosen, min(sample, len(chosen))))
     buffer = memoryview(bytearray(min(SEGMENT_ROWS, header.n_rows) * ROW_BYTES))
-    with open(name, "rb") as file:
-        for i, segment in enumerate(chosen):
-            n_rows = min(SEGMENT_ROWS, header.n_rows - segment * SEGMENT_ROWS)
-            offset, view = PAGE_BYTES + segment * SEGMENT_BYTES, buffer[: n_rows * ROW_BYTES]
-            try:
-                whole = os.preadv(file.fileno(), [view], offset) == len(view)
-            except OSError as error:
-                raise StoreCorrupt(
-                    f"reading segment {segment} of {name} failed: {error.strerror}",
-                    hint="Check the drive (dmesg, smartctl), then pack again (dsv41 pack).",
-                    path=name, offset_bytes=offset, errno=error.errno,
-                ) from error  # fmt: skip
-            if not whole or crc32c(view) != header.segment_crcs[segment]:
-                raise StoreCorrupt(
-                    f"segment {segment} of {name} (rows {segment * SEGMENT_ROWS} to "
-                    f"{segment * SEGMENT_ROWS + n_rows - 1}) does not match its checksum",
-                    hint="Remove the file and pack again (dsv41 pack); twice is a sign of a bad drive.",
-                    path=name, row=segment * SEGMENT_ROWS, offset_bytes=offset,
-                )  # fmt: skip
-            os.posix_fadvise(file.fileno(), offset, len(view), os.POSIX_FADV_DONTNEED)
-            if progress:
-                progress(i + 1, len(chosen))
-        if checkpoint is not None and header.n_rows:
-            n_picks = 4096 if sample is None else 256 * sample
-            _verify_against(header, file.fileno(), name, Path(checkpoint), min(n_picks, header.n_rows))
+    for i, segment in enumerate(chosen):
+        n_rows = min(SEGMENT_ROWS, header.n_rows - segment * SEGMENT_ROWS)
+        offset, view = PAGE_BYTES + segment * SEGMENT_BYTES, buffer[: n_rows * ROW_BYTES]
+        try:
+            whole = os.preadv(fd, [view], offset) == len(view)
+        except OSError as error:
+            raise StoreCorrupt(
+                f"reading segment {segment} of {name} failed: {error.strerror}",
+                hint="Check the drive (dmesg, smartctl), then pack again (dsv41 pack).",
+                path=name, offset_bytes=offset, errno=error.errno,
+            ) from error  # fmt: skip
+        if not whole or crc32c(view) != header.segment_crcs[segment]:
+            raise StoreCorrupt(
+                f"segment {segment} of {name} (rows {segment * SEGMENT_ROWS} to "
+                f"{segment * SEGMENT_ROWS + n_rows - 1}) does not match its checksum",
+                hint="Remove the file and pack again (dsv41 pack); twice is a sign of a bad drive.",
+                path=name, row=segment * SEGMENT_ROWS, offset_bytes=offset,
+            )  # fmt: skip
+        os.posix_fadvise(fd, offset, len(view), os.POSIX_FADV_DONTNEED)
+        if progress:
+            progress(i + 1, len(chosen))
 
 
 def _verify_against(header: Header, fd: int, name: str, checkpoint: Path, n_picks: int) -> None:
@@ -410,6 +449,6 @@ def _verify_against(header: Header, fd: int, name: str, checkpoint: Path, n_pick
                 raise StoreCorrupt(
                     f"row {local} of {name} (id {row}) differs from the checkpoint ({plane.path.name})",
                     hint="The checkpoint changed since it was packed, or one of them is damaged: "
-                    "dsv41 verify, then dsv41 pack.",
+                    "compare the checkpoint's files with the publisher's checksums, then pack again (dsv41 pack).",
                     path=name, row=row, offset_bytes=offset,
                 )  # fmt: skip

@@ -9,6 +9,7 @@ cdef class RowStore:
     cdef dict _index
     cdef dict _paths
     cdef dict _sizes
+    cdef dict _checked  # layer -> (descriptor, header) of what was checked; while opening only
     cdef dict _report
     cdef bint _is_open
     cdef rs_layer *layer_of(self, object layer) except NULL
@@ -28,3 +29,4 @@ cdef class Job:
     cdef Buffers _buffers
     cdef rs_job *_job
     cdef object _layer
+    cdef rs_job *made(self) except NULL

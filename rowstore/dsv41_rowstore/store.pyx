@@ -9,6 +9,7 @@ from posix.unistd cimport close
 
 import errno
 import os
+import time
 from array import array
 
 from dsv41_rowstore.atomics cimport rs_acquire32, rs_counted64
@@ -26,8 +27,8 @@ from dsv41_rowstore.reader cimport reader_abandon, reader_close, reader_open
 from dsv41_rowstore.ring cimport RS_AIO, RS_THREADS, RS_URING, rs_engine
 
 from dsv41_rowstore.errors import EngineFailed, RowFileRefused, RowOutOfRange, RowStoreError, StoreCorrupt
-from dsv41_rowstore.layout import PAGE_BYTES, ROW_BYTES, Partition, read_header
-from dsv41_rowstore.packer import verify_rows
+from dsv41_rowstore.layout import PAGE_BYTES, ROW_BYTES, Partition, open_rows, read_header_from
+from dsv41_rowstore.packer import check_sample, verify_segments_of
 
 cdef extern from "ring.h" nogil:
     int rs_dio_align(int fd, unsigned *memory, unsigned *offset) noexcept
@@ -38,6 +39,35 @@ cdef int64_t _ALL_TIME = -1
 
 if gather_watch_forks() != 0:
     raise ImportError("dsv41_rowstore: pthread_atfork failed; out of memory")
+
+
+cdef bint _holds_pointers(const char *form) noexcept:
+    """Does a buffer's format name Python objects or pointers? Field names stand between colons."""
+    cdef bint in_name = False
+    if form == NULL:
+        return False
+    while form[0] != 0:
+        if form[0] == b":":
+            in_name = not in_name
+        elif not in_name and form[0] in (b"O", b"P", b"&", b"X"):
+            return True
+        form += 1
+    return False
+
+
+cdef int _hold_output(object out, Py_buffer *view, str what) except -1:
+    try:
+        PyObject_GetBuffer(out, view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)
+    except (BufferError, ValueError):
+        # NumPy has no format for some plain types (ml_dtypes' float8), but gives their bytes.
+        if getattr(getattr(out, "dtype", None), "hasobject", False):
+            raise
+        PyObject_GetBuffer(out, view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+    if _holds_pointers(view.format):
+        form = view.format.decode(errors="replace")
+        PyBuffer_Release(view)
+        raise TypeError(f"{what} must be bytes or numbers, got objects or pointers (format {form})")
+    return 0
 
 
 @cython.no_gc_clear
@@ -52,9 +82,9 @@ cdef class Buffers:
         self.n_ids = self.views[0].len // 8
         if self.n_ids >> 31:
             raise ValueError(f"{self.n_ids} ids in one call, at most {(1 << 31) - 1}")
-        PyObject_GetBuffer(out_weight, &self.views[1], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        _hold_output(out_weight, &self.views[1], "out_weight")
         self.held = 2
-        PyObject_GetBuffer(out_scale, &self.views[2], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        _hold_output(out_scale, &self.views[2], "out_scale")
         self.held = 3
         if self.views[1].len != self.n_ids * WEIGHT_BYTES or self.views[2].len != self.n_ids * SCALE_BYTES:
             raise ValueError(
@@ -84,24 +114,36 @@ cdef class Job:
     def __init__(self):
         raise TypeError("a Job is made by RowStore.submit")
 
+    cdef rs_job *made(self) except NULL:
+        if self._job == NULL:
+            raise TypeError("a Job is made by RowStore.submit")
+        return self._job
+
     def done(self):
-        return rs_acquire32(&self._job.done) != 0
+        return rs_acquire32(&self.made().done) != 0
 
     def wait(self, timeout_s=None):
         """Wait until every row is in its place.
 
+        A signal's handler runs meanwhile and does not lengthen `timeout_s`.
         Raises: TimeoutError (the job goes on), StoreCorrupt (row, offset, errno), EngineFailed (for good),
         RowStoreError (cancelled, forked).
         """
         cdef int64_t timeout_ns = -1 if timeout_s is None or timeout_s > 9e9 else max(0, <int64_t>(timeout_s * 1e9))
+        cdef int64_t until = 0
         cdef rs_status status
         cdef bint interrupted = False
+        self.made()
+        if timeout_ns >= 0:
+            until = <int64_t>time.monotonic_ns() + timeout_ns
         while True:
             with nogil:
                 status = gather_wait(self._job, timeout_ns, &interrupted)
             if status != RS_RUNNING or not interrupted:
                 break
             PyErr_CheckSignals()
+            if timeout_ns >= 0:
+                timeout_ns = max(0, until - <int64_t>time.monotonic_ns())
         if status == RS_RUNNING:
             raise TimeoutError(f"rows of layer {self._layer} did not arrive in {timeout_s} s")
         if status != RS_FORKED:
@@ -118,7 +160,9 @@ cdef class Job:
         self._buffers.drop()
 
     def fileno(self):
-        cdef int fd = self._job.event_fd
+        cdef int fd = self.made().event_fd
+        if gather_fork_generation() != self._store._store.fork_generation:
+            raise self._store.error(self._layer, RS_FORKED, NULL)  # the lock may be held by a thread of the parent
         if fd < 0:
             fd = gather_event_fd(self._job)
             if fd < 0:
@@ -171,27 +215,41 @@ cdef class RowStore:
             )
         if not paths:
             raise ValueError("no packed files given")
+        check_sample(verify_segments, "verify_segments", 0)
         wanted = Partition(partition)
-        headers = {}
-        for layer, path in paths.items():
-            headers[layer] = header = read_header(path)
-            for what, got, want in (
-                ("layer", header.layer, layer),
-                ("rank", header.rank, rank),
-                ("world size", header.world_size, world_size),
-                ("partition", str(header.partition), str(wanted)),
-                ("revision", header.revision, header.revision if revision is None else revision),
-            ):
-                if got != want:
-                    raise RowFileRefused(
-                        f"{os.fspath(path)} is for {what} {got}, expected {what} {want}",
-                        hint="Pack this rank's rows again (dsv41 pack), or correct the settings.",
-                    )
-            if verify_segments:
-                verify_rows(path, sample=verify_segments)
-        self._set_up(paths, headers, cache_bytes, ways)
-        self._choose(engine, direct, read_bytes, queue_depth, threads, register)
+        self._checked = {}
+        try:
+            for layer, path in paths.items():
+                fd = open_rows(path)
+                self._checked[layer] = fd, None
+                header = read_header_from(fd, os.fspath(path))
+                self._checked[layer] = fd, header
+                self._refuse_another(path, header, layer, rank, world_size, wanted, revision)
+                if verify_segments:
+                    verify_segments_of(fd, os.fspath(path), header, sample=verify_segments)
+            self._set_up(paths, {layer: header for layer, (_, header) in self._checked.items()}, cache_bytes, ways)
+            self._choose(engine, direct, read_bytes, queue_depth, threads, register)
+        finally:
+            for fd, _ in self._checked.values():
+                os.close(fd)
+            self._checked = {}
         return self
+
+    @staticmethod
+    def _refuse_another(path, header, layer, rank, world_size, wanted, revision):
+        for what, got, want in (
+            ("layer", header.layer, layer),
+            ("rank", header.rank, rank),
+            ("world size", header.world_size, world_size),
+            ("partition", str(header.partition), str(wanted)),
+            ("revision", header.revision, header.revision if revision is None else revision),
+        ):
+            if got != want:
+                show = repr if str(got) == str(want) else str  # 1 and '1'
+                raise RowFileRefused(
+                    f"{os.fspath(path)} is for {what} {show(got)}, expected {what} {show(want)}",
+                    hint="Pack this rank's rows again (dsv41 pack), or correct the settings.",
+                )
 
     def _set_up(self, paths, headers, size_t cache_bytes, uint32_t ways):
         cdef rs_layer *layer
@@ -270,9 +328,19 @@ cdef class RowStore:
             except OSError as error:
                 return error.strerror
             self._store.layers[i].fd = self._fds[i]
+            self._refuse_replaced(number, path, self._fds[i])
             if not direct:
                 os.posix_fadvise(self._fds[i], 0, 0, os.POSIX_FADV_RANDOM)  # no readahead around a row
         return None
+
+    def _refuse_replaced(self, number, path, fd):
+        """The descriptor that was checked is still open, so its inode number cannot have been given away."""
+        checked, _ = self._checked[number]
+        was, now = os.fstat(checked), os.fstat(fd)
+        if (was.st_dev, was.st_ino, was.st_size) != (now.st_dev, now.st_ino, now.st_size):
+            raise RowFileRefused(
+                f"{path} was replaced while it was being opened", hint="Open it again; a pack of it finished just now."
+            )
 
     cdef void _close_files(self) noexcept:
         cdef uint32_t i
@@ -321,24 +389,25 @@ cdef class RowStore:
         return None
 
     def _compare_ends(self, number, path):
-        header = read_header(path)
+        checked, header = self._checked[number]
         if not header.n_rows:
             return
         ids = [header.spans[0].start, header.spans[-1].stop - 1]
         weight, scale = bytearray(2 * WEIGHT_BYTES), bytearray(2 * SCALE_BYTES)
         self.gather(number, array("q", ids), weight, scale)
-        with open(path, "rb") as file:
-            for i, local in enumerate((0, header.n_rows - 1)):
-                row = os.pread(file.fileno(), ROW_BYTES, PAGE_BYTES + local * ROW_BYTES)
-                if row != weight[i * WEIGHT_BYTES:(i + 1) * WEIGHT_BYTES] + scale[i * SCALE_BYTES:(i + 1) * SCALE_BYTES]:
-                    raise RowStoreError(
-                        f"row {local} of {path} differs between a plain read and this engine's",
-                        hint="This is a bug in the kernel, the file system or the row store; set pack.engine to threads.",
-                    )
+        for i, local in enumerate((0, header.n_rows - 1)):
+            row = os.pread(checked, ROW_BYTES, PAGE_BYTES + local * ROW_BYTES)
+            if row != weight[i * WEIGHT_BYTES:(i + 1) * WEIGHT_BYTES] + scale[i * SCALE_BYTES:(i + 1) * SCALE_BYTES]:
+                raise RowStoreError(
+                    f"row {local} of {path} differs between a plain read and this engine's",
+                    hint="This is a bug in the kernel, the file system or the row store; set pack.engine to threads.",
+                )
 
     @property
     def report(self):
         """What was chosen at open: engine, direct, read_bytes, queue_depth, registered_*, cache_bytes, tried."""
+        if self._store == NULL:
+            raise TypeError("use RowStore.open")
         return dict(self._report)
 
     cdef rs_layer *layer_of(self, object layer) except NULL:
@@ -347,7 +416,7 @@ cdef class RowStore:
         index = self._index.get(layer)
         if index is None:
             raise RowStoreError(
-                f"layer {layer} is not open (open layers: {sorted(self._index)})", hint="Open its packed file too."
+                f"layer {layer!r} is not open (open layers: {sorted(self._index)})", hint="Open its packed file too."
             )
         return &self._store.layers[<uint32_t>index]
 
@@ -432,8 +501,11 @@ cdef class RowStore:
         distinct rest; merged misses joined a read under way; late_hits found in the cache after all; call_waits and
         call_wait_ns the host calls whose rows were not there yet, and how long their streams stood still.
         """
-        cdef rs_io_counts *io = &self._store.reader.counts
+        cdef rs_io_counts *io
         cdef rs_store *store = self._store
+        if store == NULL:
+            raise TypeError("use RowStore.open")
+        io = &store.reader.counts
         return {
             "jobs": rs_counted64(&store.counts.jobs),
             "lookups": rs_counted64(&store.counts.lookups),

@@ -168,7 +168,7 @@ def test_no_space_left_leaves_nothing_behind(checkpoint, tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(packer.os, call, full)
-    with pytest.raises(RowStoreError, match=r"no space left for .*it needs 0\.00 GiB.*pack\.dir"):
+    with pytest.raises(RowStoreError, match=r"no space left for .*it needs 0\.00 GiB.*pack\.directory"):
         pack(checkpoint, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -208,7 +208,7 @@ FILE = "model-00001-of-00002.safetensors"
 def test_pack_refuses_a_missing_config(broken):
     path, refuses = broken
     (path / "config.json").unlink()
-    refuses(r"config\.json does not exist .*dsv41 download")
+    refuses(r"config\.json does not exist .*Fetch this file again with the publisher's tool")
 
 
 def test_pack_refuses_a_missing_checkpoint_file(broken):
@@ -255,7 +255,7 @@ def test_pack_refuses_a_layer_without_a_table(checkpoint, tmp_path):
 
 def test_pack_says_when_the_directory_cannot_be_made(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RowStoreError, match=r"cannot be written: .*Check pack\.dir"):
+    with pytest.raises(RowStoreError, match=r"cannot be written: .*Check pack\.directory"):
         pack(checkpoint, tmp_path / "file")
 
 

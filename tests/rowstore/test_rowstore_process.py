@@ -44,6 +44,8 @@ def test_a_forked_child_is_told_to_open_its_own(checkpoint, packed, engine):
         assert "opened before a fork" in in_child(
             lambda: store.submit(1, array("q", [2]), *outputs(1)).wait()
         )
+        job = store.submit(1, array("q", [3]), *outputs(1))
+        assert "opened before a fork" in in_child(job.fileno)
         assert fetch(store, 1, [1, 2, 3]) == expected(checkpoint, 1, [1, 2, 3])
 
 
