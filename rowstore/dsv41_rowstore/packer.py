@@ -406,15 +406,17 @@ def verify_segments_of(
     for i, segment in enumerate(chosen):
         n_rows = min(SEGMENT_ROWS, header.n_rows - segment * SEGMENT_ROWS)
         offset, view = PAGE_BYTES + segment * SEGMENT_BYTES, buffer[: n_rows * ROW_BYTES]
-        try:
-            whole = os.preadv(fd, [view], offset) == len(view)
+        at = 0
+        try:  # a read stops short of a bad sector; the next one says what is wrong there
+            while at < len(view) and (got := os.preadv(fd, [view[at:]], offset + at)):
+                at += got
         except OSError as error:
             raise StoreCorrupt(
                 f"reading segment {segment} of {name} failed: {error.strerror}",
                 hint="Check the drive (dmesg, smartctl), then pack again (dsv41 pack).",
-                path=name, offset_bytes=offset, errno=error.errno,
+                path=name, offset_bytes=offset + at, errno=error.errno,
             ) from error  # fmt: skip
-        if not whole or crc32c(view) != header.segment_crcs[segment]:
+        if at < len(view) or crc32c(view) != header.segment_crcs[segment]:
             raise StoreCorrupt(
                 f"segment {segment} of {name} (rows {segment * SEGMENT_ROWS} to "
                 f"{segment * SEGMENT_ROWS + n_rows - 1}) does not match its checksum",
