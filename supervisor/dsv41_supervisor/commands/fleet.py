@@ -69,10 +69,27 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
         print(json.dumps(status | {"said": said}))
     if status["state"] != done_state:
         return failure(status)
+    if done_state == "down" and (unseen := _unseen(status)):
+        for node, trouble in unseen.items():
+            print(
+                f"dsv41: {node} was not seen: {trouble}. If anything of its rank lives, it stops by itself when the lease "
+                f"ends; look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
+                file=sys.stderr,
+            )
+        return Exit.UNAVAILABLE
     if not args.json:
         boot = f": boot {status['boot']['id']}" if status["boot"] else ""
         print(f"{done_words}{boot}" + (f" ({said})" if "nothing was changed" in said else ""))
     return Exit.OK
+
+
+def _unseen(status: dict[str, Any]) -> dict[str, str]:
+    """Nodes whose ranks nobody can vouch for, with the reason."""
+    return {
+        name: str(node.get("trouble") or "its supervisor is silent").rstrip(".")
+        for name, node in status["nodes"].items()
+        if "rank" not in node
+    }
 
 
 def failure(status: dict[str, Any]) -> int:

@@ -34,14 +34,14 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        if any(finding.refuses for finding in self.findings):
+        if any(finding.refuses for finding in self.findings) or not self.asked.host:
             return "refused"
         bad = any(f.severity in (Severity.REFUSAL, Severity.WARNING) for f in self.findings)
         return "warnings" if bad else "good"
 
     @property
     def exit_status(self) -> Exit:
-        """0 good, 1 warnings, 69 refused."""
+        """0 good, 1 warnings, 69 refused, or nothing was looked at."""
         return {"good": Exit.OK, "warnings": Exit.WARNINGS, "refused": Exit.UNAVAILABLE}[self.verdict]
 
     def of(self, node: str | None) -> list[Finding]:

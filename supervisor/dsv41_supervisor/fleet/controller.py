@@ -380,14 +380,16 @@ class FleetController:
             await self._drained()
         self._set_state(FleetState.STOPPING, "stopping")
         try:
-            await self._crew.stop_all("down was asked for", self.settings.recovery.stop_timeout_s)
+            unseen = await self._crew.stop_all("down was asked for", self.settings.recovery.stop_timeout_s)
         except Dsv41Error as error:
             self.refusals = error.refusals
             self._set_state(FleetState.FAILED, str(error))
             return
         self.refusals = ()
         self._set_state(FleetState.DOWN, None)
-        event(Event.FLEET_STOPPED, "every rank is gone", stage=Stage.RANK)
+        # A node that is out of reach stops its rank when its lease ends; whether it did is not known here.
+        but = f", but {', '.join(unseen)} could not be asked" if unseen else ""
+        event(Event.FLEET_STOPPED, f"every rank is gone{but}", stage=Stage.RANK)
 
     async def _drained(self) -> None:
         """Wait for running requests, within the limit. A count that stands still while no token moves is an old one."""

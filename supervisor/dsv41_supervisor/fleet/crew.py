@@ -183,8 +183,11 @@ class Crew:
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
-    async def stop_all(self, why: str, grace_s: float, *, keep_waiting: bool = False) -> None:
-        """Stop every rank and look that it is gone: unit, port and memory. Raises Refused naming what is left."""
+    async def stop_all(self, why: str, grace_s: float, *, keep_waiting: bool = False) -> list[str]:
+        """Stop every rank and look that it is gone: unit, port and memory. Gives the nodes that could not be asked.
+
+        Raises Refused naming what is left.
+        """
         self.look()
         self.sequence = self.sequence.close()
         self.record.boot, self.record.generation = None, self.sequence.generation
@@ -205,12 +208,16 @@ class Crew:
                     await asyncio.sleep(0.2)
 
         refusals: list[Refusal] = []
+        unseen: list[str] = []
         for name, left in (await self.each(self.members, stop)).items():
-            if left is not None:
+            if left is None:
+                unseen.append(name)
+            else:
                 self._hear(name, left)
                 refusals += self._left(name, left)
         if refusals:
             raise Refused(refusals)
+        return unseen
 
     def _left(self, name: str, left: dict[str, Any]) -> list[Refusal]:
         """What of a rank was not seen gone."""
