@@ -1,7 +1,7 @@
 """Fault: a node cannot be asked while the fleet is taken down.
 
-What the user sees: `dsv41 down` ends with 69 and names the node that was not seen, instead of vouching for its rank; the
-rank stops by itself when its lease ends. With the node back, `down` says that every rank is gone.
+What the user sees: `dsv41 down` ends with 69 and names the node that was not seen, instead of vouching for its rank;
+the rank stops by itself when its lease ends. With the node back, `down` says that every rank is gone.
 What the operator sees: `every rank is gone, but spark3 could not be asked` (FLEET_STOPPED).
 """
 

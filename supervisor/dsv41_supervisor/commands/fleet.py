@@ -72,8 +72,8 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
     if done_state == "down" and (unseen := _unseen(status)):
         for node, trouble in unseen.items():
             print(
-                f"dsv41: {node} was not seen: {trouble}. If anything of its rank lives, it stops by itself when the lease "
-                f"ends; look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
+                f"dsv41: {node} was not seen: {trouble}. If its rank lives, it stops by itself when its lease ends; "
+                f"look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
                 file=sys.stderr,
             )
         return Exit.UNAVAILABLE
