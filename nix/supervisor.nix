@@ -6,6 +6,7 @@
   pydantic,
   aiohttp,
   pyroute2,
+  dbus-fast,
   rich,
   adapters,
   rowstore,
@@ -22,6 +23,7 @@ buildPythonPackage {
     pydantic
     aiohttp
     pyroute2
+    dbus-fast
     rich
     adapters
     rowstore

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from dsv41_supervisor.rank.phases import Phase, Progress
+from dsv41_supervisor.units.procfs import read
 
 ENGINE = Path(__file__).parents[2] / "demo" / "scripted_engine.py"
 READY = "The server is fired up and ready to roll!"
@@ -120,9 +121,13 @@ def children(pid: int) -> list[int]:
 
 
 def comm(pid: int) -> str:
+    """Name of a process; "" when it has ended, whether or not anybody has collected its status yet."""
+    found = read(pid)
+    if found is None or found.dead:
+        return ""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
