@@ -136,7 +136,8 @@ def test_a_rank_killed_by_hand_is_a_loss_and_the_fleet_comes_back(fleet: list[No
     fleet[1].machine.run("kill", "-9", fleet[1].main_pid())
     wait_for(lambda: told(fleet[0], Event.RECOVERY_STARTED).count("recovering"), "the recovery", 30, *fleet)
     wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to serve again", BOOT_S, *fleet)
-    assert all(node.is_active() for node in fleet)
+    # A unit is active when its rank has told systemd so, which may be a moment after the head knew.
+    wait_for(lambda: all(node.is_active() for node in fleet), "every unit to be active", 30, *fleet)
     assert not set(before) & {node.invocation() for node in fleet}
 
 
