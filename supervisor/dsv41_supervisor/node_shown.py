@@ -69,6 +69,7 @@ class NodeShown:
                 "taken_up": agent.taking_up,
             },
             "same": self.same_bits(),
+            "same_known": bool(self._bits),
             "same_running": self.running_bits,
             "kv": self.kv_budget().to_json(),
             "fabric": agent.fabric.to_json(),

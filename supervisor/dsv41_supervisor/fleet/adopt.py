@@ -31,7 +31,8 @@ async def adopt(crew: Crew, boot: Boot) -> str | None:
                 return f"rank {status['rank_number']} on {name} is {status['rank']['sentence']}"
             if status["rank"]["state"] == "absent" and status["hold"] == "none":
                 return f"rank {status['rank_number']} on {name} does not run"
-        if len(heard) == len(statuses):
+        # A supervisor that has just started is still reading libraries and file lists: not known yet is no difference.
+        if len(heard) == len(statuses) and all(status["same_known"] for status in heard.values()):
             if different := differences(heard, tolerated=crew.settings.supervisor.tolerated_differences):
                 return different[0].what
             if all(status["rank"]["state"] == "ready" for status in heard.values()):
