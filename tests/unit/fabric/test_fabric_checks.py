@@ -352,13 +352,13 @@ def test_unread_facts_are_unknown_and_said_so() -> None:
     for path, value in (("firewall", None), ("limits", None), ("links.fab0a.pfc_priorities", None),
                         ("links.fab0a.speed_mbit", None), ("links.fab0a.pcie", None),
                         ("links.fab0a.network_file", None), ("links.fab0a.phys_switch_id", None),
-                        ("unread", {"firewall": "nft is not installed", "pfc": "dcb is not installed"})):  # fmt: skip
+                        ("unread", {"firewall": "nft is not installed", "pfc": "its driver has no DCB"})):  # fmt: skip
         facts = at(facts, "ada", path, value)
     report = check_fabric(settings, facts)
     assert _loud(report.findings) == []
     said = {f.check: f.what for f in report.findings if f.node == "ada" and f.severity is Severity.SKIPPED}
     assert said["firewall"] == "the packet filter cannot be read: nft is not installed."
-    assert said["lossless-class"] == "the PFC of rail a (fab0a) cannot be read: dcb is not installed."
+    assert said["lossless-class"] == "the PFC of rail a (fab0a) cannot be read: its driver has no DCB."
     assert {"limit-memlock", "limit-files", "rail-speed", "rail-pcie", "rail-persistent", "twin-missing"} <= set(said)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import struct
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from dsv41_supervisor.fabric.facts import MAX_GIDS, UNLIMITED, Gid, Link, NodeFa
 from dsv41_supervisor.fabric.firewall import Packet, judge
 from dsv41_supervisor.fabric.limits import limits_of_process, unit_limits
 from dsv41_supervisor.fabric.links import module_name, network_file, read_links, read_routes, with_ethtool, with_sysfs
-from dsv41_supervisor.fabric.lossless import pfc_priorities, read_ecn
+from dsv41_supervisor.fabric.lossless import pfc_priorities, pfc_question, read_ecn, read_pfc
 from dsv41_supervisor.fabric.nccl_library import mapped_libraries, planned_library, read_library
 from dsv41_supervisor.fabric.rdma import path_mtu, read_gids, read_rdma
 from dsv41_supervisor.fabric.read import packets, read_facts
@@ -153,12 +156,42 @@ def test_the_networkd_file_of_an_interface(tmp_path: Path) -> None:
     assert network_file(tmp_path, 4) == ""
 
 
-def test_pfc_in_both_shapes_that_dcb_prints() -> None:
-    assert pfc_priorities({"prio-pfc": {"0": False, "3": True}}) == (3,)
-    assert pfc_priorities({"pfc-cap": 8, "prio-pfc": [False, False, False, True]}) == (3,)
-    for odd in (None, [], {}, {"prio-pfc": 3}, {"prio-pfc": {"x": True}}):
-        with pytest.raises(Unreadable):
-            pfc_priorities(odd)
+def _pfc_answer(*attributes: tuple[int, bytes]) -> bytes:
+    """RTM_GETDCB as linux/dcbnl.h has it, with these attributes inside DCB_ATTR_IEEE behind the interface's name."""
+
+    def packed(kind: int, value: bytes) -> bytes:
+        return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+    inside = b"".join(packed(kind, value) for kind, value in attributes)
+    body = struct.pack("=BBH", 0, 21, 0) + packed(1, b"fab0a\0") + packed(13 | 0x8000, inside)
+    return struct.pack("=IHHII", 16 + len(body), 78, 0, 1, 0) + body
+
+
+def test_pfc_as_the_kernel_answers_it() -> None:
+    ets, pfc = (1, bytes(range(59))), (2, bytes([8, 0b1000]) + bytes(134))
+    assert pfc_priorities(_pfc_answer(ets, pfc)) == (3,)
+    assert pfc_priorities(_pfc_answer((2, bytes([8, 0]) + bytes(134)))) == ()
+    assert pfc_priorities(_pfc_answer((2, bytes([8, 0b10000001]) + bytes(134)))) == (0, 7)
+    with pytest.raises(Unreadable, match="its driver has no DCB"):
+        pfc_priorities(struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -errno.EOPNOTSUPP) + bytes(16))
+    # What dcb(8) asks for an interface lo, as strace shows it, without the acknowledgement that it wants.
+    assert pfc_question("lo") == bytes.fromhex("1c0000004e000100010000000000000000150000070001006c6f0000")
+
+
+@given(cut=st.integers(0, 200), junk=st.binary(max_size=40))
+def test_a_pfc_answer_that_is_cut_or_spoiled_is_unreadable_and_no_crash(cut: int, junk: bytes) -> None:
+    whole = _pfc_answer((2, bytes([8, 0b1000]) + bytes(134)))
+    for answer in (whole[:cut], whole[:20] + junk, junk):
+        with contextlib.suppress(Unreadable):
+            assert set(pfc_priorities(answer)) <= set(range(8))
+
+
+async def test_the_kernel_is_asked_for_pfc_without_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unreadable, match="its driver has no DCB"):
+        await read_pfc("lo")
+    with pytest.raises(Unreadable, match="No such device"):
+        await read_pfc("nobody0")
 
 
 def test_ecn_priorities(tmp_path: Path) -> None:
