@@ -106,6 +106,36 @@ def test_a_missing_route_is_named(patient: Patient) -> None:
     assert not any(check == "rail-route" and node != "spark2" for check, node, _ in visit.bad)
 
 
+@pytest.mark.parametrize("kind", ["blackhole", "unreachable", "prohibit"])
+def test_a_route_that_swallows_a_peer_is_named_with_how_to_remove_it(patient: Patient, kind: str) -> None:
+    peer = patient.address("spark1", "a").split("/")[0]
+    patient.on("spark2", "ip", "route", "add", kind, peer)
+    try:
+        visit = patient.visit(title=f"A {kind} route over a peer (spark2, rail a)" if kind == "blackhole" else "")
+    finally:
+        patient.on("spark2", "ip", "route", "del", kind, peer)
+    assert visit.status == 69
+    assert visit.bad == {("rail-route", "spark2", "a")}
+    assert f"ip route del {kind} {peer} on spark2" in visit.sentence("rail-route", "spark2")
+
+
+def test_a_rule_that_sends_a_peer_elsewhere_by_source_is_seen(patient: Patient) -> None:
+    own, peer = (patient.address(node, "a").split("/")[0] for node in ("spark2", "spark1"))
+    other = patient.rail("spark2", "b")
+    rule = ("rule", "add", "pref", "10", "from", own, "lookup", "77")
+    patient.on("spark2", "ip", "route", "add", peer, "dev", other, "table", "77")
+    patient.on("spark2", "ip", *rule)
+    try:
+        visit = patient.visit()
+    finally:
+        patient.on("spark2", "ip", "rule", "del", *rule[2:])
+        patient.on("spark2", "ip", "route", "del", peer, "dev", other, "table", "77")
+    assert ("rail-route", "spark2", "a") in visit.bad
+    said = visit.sentence("rail-route", "spark2")
+    assert f"packets leave through {other} (route {peer} dev {other} table 77)" in said
+    assert f"ip route del {peer} dev {other} table 77 on spark2" in said
+
+
 def test_two_ports_in_one_subnet_are_named(patient: Patient) -> None:
     network = patient.fleet.settings.fleet.nodes["spark1"].rails["a"].address.network
     with broken(patient, "spark1", "c", f"addr add {network[77]}/24 dev {{dev}}"):

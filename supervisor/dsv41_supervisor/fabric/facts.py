@@ -27,6 +27,10 @@ Counters = Annotated[dict[Word, Count], Field(max_length=256)]
 ROCE_V1 = "IB/RoCE v1"
 ROCE_V2 = "RoCE v2"
 UNLIMITED = -1
+MAIN_TABLE = 254
+UNICAST = "unicast"
+SWALLOWING = ("blackhole", "unreachable", "prohibit")
+"""Kinds of routes that lead nowhere on purpose, as `ip route` writes them."""
 
 
 class Facts(BaseModel):
@@ -77,12 +81,35 @@ class Link(Facts):
 
 
 class Route(Facts):
-    """One unicast route of the main table. `destination` 0.0.0.0/0 is the default route."""
+    """One route. `destination` 0.0.0.0/0 is the default route; `kind` unicast, blackhole, unreachable, prohibit or
+    throw."""
 
     destination: IPv4Network
+    kind: Word = UNICAST
+    table: Count = MAIN_TABLE
     interface: Word | None = None
     gateway: IPv4Address | None = None
     source: IPv4Address | None = None
+
+    def __str__(self) -> str:
+        """As `ip route del` takes it."""
+        words = [] if self.kind == UNICAST else [self.kind]
+        words.append(str(self.destination) if self.destination.prefixlen < 32 else str(self.destination[0]))
+        words += ["via", str(self.gateway)] if self.gateway is not None else []
+        words += ["dev", self.interface] if self.interface is not None else []
+        words += ["table", str(self.table)] if self.table != MAIN_TABLE else []
+        return " ".join(words)
+
+
+class Way(Facts):
+    """Where the kernel sends packets for one address, asked as `ip route get` does. `problem`: nowhere, and how that
+    shows, as the end of a sentence about packets."""
+
+    destination: IPv4Address
+    source: IPv4Address | None = None
+    interface: Word | None = None
+    gateway: IPv4Address | None = None
+    problem: Text | None = None
 
 
 class Neighbour(Facts):
@@ -197,6 +224,7 @@ class NodeFacts(Facts):
     at_s: float = 0.0
     links: Annotated[dict[Word, Link], Field(max_length=MAX_LINKS)] = Field(default_factory=dict)
     routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROWS)] = ()
+    ways: Annotated[tuple[Way, ...], Field(max_length=MAX_ROWS)] = ()
     neighbours: Annotated[tuple[Neighbour, ...], Field(max_length=MAX_ROWS)] = ()
     rdma: Annotated[dict[Word, RdmaDevice], Field(max_length=64)] = Field(default_factory=dict)
     sysctls: Sysctls = Field(default_factory=Sysctls)

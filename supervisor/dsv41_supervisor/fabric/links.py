@@ -1,4 +1,4 @@
-"""Interfaces, addresses, routes and neighbours over rtnetlink; what only sysfs has (PCIe) is added to them.
+"""Interfaces, addresses and neighbours over rtnetlink; what only sysfs has (PCIe) is added to them.
 
 Netlink is asked first: it answers for this network namespace, while /sys shows the one it was mounted in. A sysfs
 entry is used only when its index is the one netlink gave.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from .facts import MAX_LINKS, MAX_ROWS, Link, Neighbour, Pcie, Route
+from .facts import MAX_LINKS, MAX_ROWS, Link, Neighbour, Pcie
 from .roots import Roots, number, text
 
-RT_TABLE_MAIN = 254
-RTN_UNICAST = 1
 _NUD = {1: "INCOMPLETE", 2: "REACHABLE", 4: "STALE", 8: "DELAY", 16: "PROBE", 32: "FAILED", 64: "NOARP",
         128: "PERMANENT"}  # fmt: skip
 _COUNTERS = (
@@ -73,27 +71,6 @@ def _hex(value: Any) -> str | None:
         return None
     shown = value.hex() if isinstance(value, bytes) else str(value)
     return shown.replace(":", "").replace(" ", "").lower() or None
-
-
-async def read_routes() -> tuple[Route, ...]:
-    """Unicast IPv4 routes of the main table."""
-    from pyroute2 import AsyncIPRoute
-
-    async with AsyncIPRoute() as ipr:
-        names = {m["index"]: m.get("IFLA_IFNAME") async for m in await ipr.get_links()}
-        routes = []
-        async for message in await ipr.get_routes(family=2):
-            if message.get("RTA_TABLE") != RT_TABLE_MAIN or message["type"] != RTN_UNICAST:
-                continue
-            routes.append(
-                Route(
-                    destination=IPv4Network(f"{message.get('RTA_DST') or '0.0.0.0'}/{message['dst_len']}"),
-                    interface=names.get(message.get("RTA_OIF")),
-                    gateway=_ip(message.get("RTA_GATEWAY")),
-                    source=_ip(message.get("RTA_PREFSRC")),
-                )
-            )
-        return tuple(routes[:MAX_ROWS])
 
 
 async def read_neighbours() -> tuple[Neighbour, ...]:

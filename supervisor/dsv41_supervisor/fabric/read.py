@@ -12,11 +12,12 @@ from ..settings import Device, Settings, Topology, UnitBackend
 from .facts import Link, Nccl, NodeFacts
 from .firewall import Packet, read_firewall
 from .limits import limits_of_process, limits_of_unit
-from .links import read_links, read_neighbours, read_routes, with_ethtool, with_sysfs
+from .links import read_links, read_neighbours, with_ethtool, with_sysfs
 from .lossless import read_ecn, read_pfc
 from .nccl_library import mapped_libraries, planned_library, read_library
 from .rdma import read_rdma
 from .roots import Roots, Unreadable
+from .routes import pairs_of, read_routes, read_ways
 from .sysctls import read_sysctls
 
 READER_TIMEOUT_S = 5.0
@@ -53,9 +54,10 @@ class _Reading:
         self._unread: dict[str, str] = {}
 
     async def all(self) -> NodeFacts:
-        links, routes, neighbours, sysctls, firewall, limits, nccl = await asyncio.gather(
+        links, routes, ways, neighbours, sysctls, firewall, limits, nccl = await asyncio.gather(
             self._read("links", self._links(), {}),
             self._read("routes", read_routes(), ()),
+            self._read("ways", read_ways(pairs_of(self._settings, self._node)), ()),
             self._read("neighbours", read_neighbours(), ()),
             self._read("sysctls", asyncio.to_thread(read_sysctls, self._roots, self._interfaces()), None),
             self._read("firewall", self._firewall(), None),
@@ -65,8 +67,8 @@ class _Reading:
         mtus = {name: link.mtu for name, link in links.items()}
         rdma = await self._read("rdma", asyncio.to_thread(read_rdma, self._roots, mtus), {})
         found: dict[str, Any] = {
-            "links": links, "routes": routes, "neighbours": neighbours, "rdma": rdma, "firewall": firewall,
-            "limits": limits, "unread": dict(list(self._unread.items())[:64]),
+            "links": links, "routes": routes, "ways": ways, "neighbours": neighbours, "rdma": rdma,
+            "firewall": firewall, "limits": limits, "unread": dict(list(self._unread.items())[:64]),
         }  # fmt: skip
         if sysctls is not None:
             found["sysctls"] = sysctls

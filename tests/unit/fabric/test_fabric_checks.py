@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address
 from typing import Any
 
 import pytest
 from dsv41_supervisor.checks import FABRIC, Finding, Severity, all_checks, run
 from dsv41_supervisor.errors import Refused
 from dsv41_supervisor.fabric.check import check_fabric
-from dsv41_supervisor.fabric.facts import ROCE_V2, Gid, Link, NcclLibrary, NodeFacts, Route
+from dsv41_supervisor.fabric.facts import ROCE_V2, Gid, Link, NcclLibrary, NodeFacts, Route, Way
 from dsv41_supervisor.settings import Settings, parse
 
 from tests.fixtures.fabric.fleets import FLEETS, LAN, STOCK, at, gid_table, healthy, mac, mapped
@@ -95,6 +95,18 @@ def _set(node: str, path: str, value: Any) -> Callable[[Fleet], Fleet]:
     return lambda fleet: at(fleet, node, path, value)
 
 
+def _way(node: str, peer: str, **change: Any) -> Callable[[Fleet], Fleet]:
+    def changed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
+        assert any(str(way.destination) == peer for way in ways)
+        return tuple(way.model_copy(update=change) if str(way.destination) == peer else way for way in ways)
+
+    return _set(node, "ways", changed)
+
+
+def _more_routes(node: str, *routes: Route) -> Callable[[Fleet], Fleet]:
+    return _set(node, "routes", lambda there: there + routes)
+
+
 def _all(*steps: Callable[[Fleet], Fleet]) -> Callable[[Fleet], Fleet]:
     def apply(fleet: Fleet) -> Fleet:
         for step in steps:
@@ -171,10 +183,23 @@ FAULTS = (
                _set("ada", "sysctls.arp_ignore.fab0b", 0)), also=("rail-arp",)),
     Fault("rail-arp", "ada", ("has arp_ignore 0 and arp_announce 2, expected 1 and 2.",),
           _set("ada", "sysctls.arp_ignore.fab0a", 0), severity=Severity.WARNING),
-    Fault("rail-route", "ada", ("is not the way to 10.20.0.2 on bob: packets leave through lan0.",),
-          _set("ada", "routes", lambda routes: tuple(r for r in routes if r.interface != "fab0a"))),
+    Fault("rail-route", "ada", ("is not the way to 10.20.0.2 on bob: packets leave through lan0.", "ip rule on ada"),
+          _way("ada", "10.20.0.2", interface=LAN)),
     Fault("rail-route", "ada", ("packets leave nowhere, there is no route.",),
-          _set("ada", "routes", lambda routes: tuple(r for r in routes if r.interface not in ("fab0a", LAN)))),
+          _way("ada", "10.20.0.2", interface=None, problem="leave nowhere, there is no route")),
+    Fault("rail-route", "ada", ("packets leave through lan0 (route 10.20.0.0/30 dev lan0 table 7).",
+                                "ip route del 10.20.0.0/30 dev lan0 table 7 on ada"),
+          _all(_way("ada", "10.20.0.2", interface=LAN), _more_routes(
+              "ada", Route(destination=IPv4Network("10.20.0.0/30"), interface=LAN, table=7)))),
+    # The wide one is not to blame: the rail's own route is missing.
+    Fault("rail-route", "ada", ("packets are thrown away without a word.", "the rail's address with its prefix"),
+          _all(_way("ada", "10.20.0.2", interface=None, problem="are thrown away without a word"), _more_routes(
+              "ada", Route(destination=IPv4Network("10.0.0.0/8"), kind="blackhole")))),
+    Fault("rail-route", "ada", ("(route blackhole 10.20.0.2).", "Run ip route del blackhole 10.20.0.2 on ada"),
+          _all(_way("ada", "10.20.0.2", interface=None, problem="are thrown away without a word"), _more_routes(
+              "ada", Route(destination=IPv4Network("10.20.0.2/32"), kind="blackhole")))),
+    Fault("rail-route", "ada", ("packets leave through a gateway, 10.20.0.9",),
+          _way("ada", "10.20.0.2", gateway=IPv4Address("10.20.0.9"))),
     Fault("rail-neighbour", "ada", ("gets no answer from 10.20.0.2 (bob): its neighbour entry is FAILED.",),
           _set("ada", "neighbours.0.state", "FAILED")),
     Fault("rail-speed", "bob", ("runs at 100 Gb/s, expected 200. The module is ACME X1.", "the switch port to 200G"),
@@ -340,7 +365,7 @@ def test_different_indices_are_fine_where_nccl_would_choose_each() -> None:
 def test_a_broken_check_is_a_finding_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = _settings("triangle")
     facts = _link("cyd", "fab0a", mtu=1500)(healthy(settings))
-    facts = at(facts, "ada", "routes", (Route.model_construct(destination=None, interface="fab0a"),))
+    facts = at(facts, "ada", "ways", (None,))
     findings = run({FABRIC: facts}, settings)
     assert any(f.check == "rail-route" and "broke" in f.what for f in findings)
     assert any(f.check == "rail-mtu" for f in findings)

@@ -52,6 +52,7 @@ DAMAGES = {
     "rdma.roce-{i}.ports.0.active_mtu": lambda old, chance: chance.choice([None, 1024]),
     "rdma.roce-{i}.ports.0.counters": lambda old, chance: chance.choice([{}, {"port_xmit_data": 1 << 40}]),
     "rdma.roce-{i}.ports.0.hw_counters": lambda old, chance: {},
+    "ways": lambda old, chance: tuple(w for w in old if chance.random() < 0.5),
     "routes": lambda old, chance: tuple(r for r in old if chance.random() < 0.5),
     "neighbours": lambda old, chance: tuple(n for n in old if chance.random() < 0.5),
     "firewall": lambda old, chance: None,

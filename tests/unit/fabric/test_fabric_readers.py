@@ -15,12 +15,13 @@ import pytest
 from dsv41_supervisor.fabric.facts import MAX_GIDS, UNLIMITED, Gid, Link, NodeFacts, RdmaDevice, RdmaPort
 from dsv41_supervisor.fabric.firewall import Packet, judge
 from dsv41_supervisor.fabric.limits import limits_of_process, unit_limits
-from dsv41_supervisor.fabric.links import module_name, network_file, read_links, read_routes, with_ethtool, with_sysfs
+from dsv41_supervisor.fabric.links import module_name, network_file, read_links, with_ethtool, with_sysfs
 from dsv41_supervisor.fabric.lossless import pfc_priorities, pfc_question, read_ecn, read_pfc
 from dsv41_supervisor.fabric.nccl_library import mapped_libraries, planned_library, read_library
 from dsv41_supervisor.fabric.rdma import path_mtu, read_gids, read_rdma
 from dsv41_supervisor.fabric.read import packets, read_facts
 from dsv41_supervisor.fabric.roots import Roots, Unreadable, tool_output
+from dsv41_supervisor.fabric.routes import read_routes
 from dsv41_supervisor.fabric.sysctls import read_sysctls
 from dsv41_supervisor.settings import parse
 from hypothesis import HealthCheck, given

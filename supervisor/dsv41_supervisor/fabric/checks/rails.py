@@ -8,7 +8,8 @@ from ipaddress import IPv4Address
 
 from ...checks import FABRIC, Found, Severity, check
 from ...settings import Device, Settings
-from ..facts import NodeFacts
+from ..facts import NodeFacts, Way
+from ..routes import culprit
 from .common import NO_RDMA, Fleet, Here, has_rdma, physical_port, rails, rdma_rails, seen_rails, skipped
 
 SPEED_MBIT = 200000
@@ -220,21 +221,37 @@ def _rail_arp(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 
 @check(
     "rail-route", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, F12",
-    what="The route to every peer's rail address leaves through that rail.",
+    what="The kernel sends to every peer's rail address through that rail, and no route or rule swallows it.",
 )  # fmt: skip
 def _rail_route(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for here in seen_rails(fleet, settings):
-        if not here.facts.routes or here.link is None or not (here.link.up and here.link.carrier):
+        if here.link is None or not (here.link.up and here.link.carrier):
             continue
+        ways = {way.destination: way for way in here.facts.ways}
         for peer, address in peer_addresses(here, settings):
-            interface = route_to(here.facts, address)
-            if interface != here.rail.interface:
-                yield here.found(
-                    f"is not the way to {address} on {peer}: packets leave "
-                    + (f"through {interface}." if interface else "nowhere, there is no route."),
-                    f"Look at ip route get {address} on {here.node}; the rail's address with its prefix length makes "
-                    "the right route.",
-                )
+            if address not in ways:
+                yield skipped(f"the way to {address} cannot be asked for: {here.facts.why_unread('ways')}", here.node)
+                continue
+            wrong = _astray(here, ways[address])
+            if wrong is None:
+                continue
+            route = culprit(here.facts.routes, address, here.rail.interface, here.rail.address.network)
+            yield here.found(
+                f"is not the way to {address} on {peer}: packets {wrong}"
+                + (f" (route {route})." if route is not None else "."),
+                f"Run ip route del {route} on {here.node}, and take it out of what sets it." if route is not None
+                else f"Look at ip route get {address} and ip rule on {here.node}; the rail's address with its prefix "
+                "length makes the right route.",
+            )  # fmt: skip
+
+
+def _astray(here: Here, way: Way) -> str | None:
+    """How packets miss the rail, as the end of a sentence; None when they do not."""
+    if way.problem is not None:
+        return way.problem
+    if way.interface != here.rail.interface:
+        return f"leave through {way.interface}"
+    return f"leave through a gateway, {way.gateway}" if way.gateway not in (None, way.destination) else None
 
 
 def peer_addresses(here: Here, settings: Settings) -> list[tuple[str, IPv4Address]]:
@@ -244,12 +261,6 @@ def peer_addresses(here: Here, settings: Settings) -> list[tuple[str, IPv4Addres
         for name, node in settings.fleet.nodes.items()
         if name != here.node and here.name in node.rails and here.rail.peer in (None, name)
     ]
-
-
-def route_to(facts: NodeFacts, address: IPv4Address) -> str | None:
-    """Interface of the most exact route; None when there is none."""
-    fitting = [route for route in facts.routes if address in route.destination]
-    return max(fitting, key=lambda r: r.destination.prefixlen).interface if fitting else None
 
 
 @check(
