@@ -106,6 +106,30 @@ def test_a_missing_route_is_named(patient: Patient) -> None:
     assert not any(check == "rail-route" and node != "spark2" for check, node, _ in visit.bad)
 
 
+def test_an_address_of_another_node_is_named_with_whose_it_is_and_how_to_remove_it(patient: Patient) -> None:
+    theirs = patient.address("spark1", "a")
+    with broken(patient, "spark2", "a", f"addr add {theirs} dev {{dev}}"):
+        visit = patient.visit(title="Another node's address (spark1's, on spark2, rail a)")
+    assert visit.status == 69
+    assert ("address-foreign", "spark2", "a") in visit.bad
+    assert {node for _, node, _ in visit.bad} <= {"spark1", "spark2"}
+    said = visit.sentence("address-foreign", "spark2")
+    assert f"holds {theirs}, which is the address of spark1 (rail a)" in said
+    assert f"ip addr del {theirs} dev {patient.rail('spark2', 'a')} on spark2" in said
+
+
+def test_addresses_of_two_rails_that_were_swapped_are_told_to_be_removed(patient: Patient) -> None:
+    a, b = (patient.address("spark2", rail) for rail in ("a", "b"))
+    with (
+        broken(patient, "spark2", "a", "addr flush dev {dev}", f"addr add {b} dev {{dev}}"),
+        broken(patient, "spark2", "b", "addr flush dev {dev}", f"addr add {a} dev {{dev}}"),
+    ):
+        visit = patient.visit()
+    assert {("rail-address", "spark2", "a"), ("rail-address", "spark2", "b")} <= visit.bad
+    dev = patient.rail("spark2", "a")
+    assert f"ip addr del {b} dev {dev}; ip addr add {a} dev {dev} on spark2" in visit.sentence("rail-address", "spark2")
+
+
 @pytest.mark.parametrize("kind", ["blackhole", "unreachable", "prohibit"])
 def test_a_route_that_swallows_a_peer_is_named_with_how_to_remove_it(patient: Patient, kind: str) -> None:
     peer = patient.address("spark1", "a").split("/")[0]

@@ -4,6 +4,6 @@ Sources: `users F1` to `F27` are the pains of owners of two to eight Sparks, col
 threads; the issue that tells it best stands beside the number.
 """
 
-from . import both_ends, libnccl, node, rails, rdma
+from . import addresses, both_ends, libnccl, node, rails, rdma
 
-__all__ = ["both_ends", "libnccl", "node", "rails", "rdma"]
+__all__ = ["addresses", "both_ends", "libnccl", "node", "rails", "rdma"]

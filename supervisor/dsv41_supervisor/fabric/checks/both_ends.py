@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ...checks import FABRIC, Found, Severity, check
 from ...rank.nccl import subnet_prefix_length
 from ...settings import Settings, Topology
-from .common import NO_RDMA, Fleet, Here, ends, has_rdma, rails, seen_rails, skipped
-from .rails import peer_addresses
+from .common import NO_RDMA, Fleet, Here, ends, has_rdma, peer_addresses, rails, seen_rails, skipped
 
 
 @check(

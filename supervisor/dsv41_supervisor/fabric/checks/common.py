@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 
 from ...checks import Found, Severity
 from ...settings import Rail, Settings
@@ -76,6 +77,15 @@ def skipped(why: str, node: str | None = None) -> Found:
 
 
 NO_RDMA = "not applicable: no RDMA devices configured"
+
+
+def peer_addresses(here: Here, settings: Settings) -> list[tuple[str, IPv4Address]]:
+    """Who is at the other end of a rail: its peer, or behind a switch everybody with a rail of this name."""
+    return [
+        (name, node.rails[here.name].address.ip)
+        for name, node in settings.fleet.nodes.items()
+        if name != here.node and here.name in node.rails and here.rail.peer in (None, name)
+    ]
 
 
 def physical_port(link: Link) -> tuple[str, str] | None:

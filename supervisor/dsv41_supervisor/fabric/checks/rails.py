@@ -1,4 +1,4 @@
-"""Interfaces, addresses, routes and cables of the rails, each node by itself."""
+"""Management network, interfaces, ports and cables of the rails, each node by itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from ipaddress import IPv4Address
 
 from ...checks import FABRIC, Found, Severity, check
 from ...settings import Device, Settings
-from ..facts import NodeFacts, Way
-from ..routes import culprit
+from ..facts import NodeFacts
 from .common import NO_RDMA, Fleet, Here, has_rdma, physical_port, rails, rdma_rails, seen_rails, skipped
 
 SPEED_MBIT = 200000
@@ -135,149 +134,6 @@ def _rail_mtu(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                 f"has MTU {here.link.mtu}, expected {want}.",
                 f"Run ip link set {here.rail.interface} mtu {want} on {here.node}; both ends must agree.",
             )
-
-
-@check(
-    "rail-address", kind=FABRIC, severity=Severity.REFUSAL, source="users F7, F13",
-    what="Every rail holds its address with its prefix length.",
-)  # fmt: skip
-def _rail_address(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    for here in seen_rails(fleet, settings):
-        if here.link and here.rail.address not in here.link.addresses:
-            has = ", ".join(map(str, here.link.addresses)) or "none"
-            yield here.found(
-                f"has the addresses {has}, expected {here.rail.address}.",
-                f"Run ip addr add {here.rail.address} dev {here.rail.interface} on {here.node}, or correct the fleet "
-                "file.",
-            )
-
-
-@check(
-    "rail-persistent", kind=FABRIC, severity=Severity.WARNING, source="users F13, tonyd2wild V4 vision recipe #38",
-    what="Rails are set up by a systemd-networkd file that survives a reboot, not by hand.",
-)  # fmt: skip
-def _rail_persistent(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    if not has_rdma(settings):
-        yield skipped(NO_RDMA)
-        return
-    for here in seen_rails(fleet, settings):
-        file = here.link.network_file if here.link else None
-        if file is None:
-            yield skipped(f"systemd-networkd does not run, so nobody knows who set up {here.title}", here.node)
-        elif file == "" or file.startswith("/run/"):
-            by = f"a file that is gone after a reboot ({file})" if file else "hand, or by another network manager"
-            yield here.found(
-                f"was set up by {by}.",
-                "Import the NixOS module, or write /etc/systemd/network/20-dsv41.network: the address vanishes at "
-                "reboot, and the GID index moves.",
-            )
-
-
-@check(
-    "rail-subnet", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, dgx-spark-playbooks connect-three",
-    what="No other interface holds an address in a rail's subnet, unless arp_ignore and arp_announce keep them apart.",
-)  # fmt: skip
-def _rail_subnet(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    for here in seen_rails(fleet, settings):
-        for other in here.facts.links.values():
-            shared = [a for a in other.addresses if a.ip in here.rail.address.network]
-            if other.name == here.rail.interface or not shared or _answers_for_itself(here, other.name):
-                continue
-            yield here.found(
-                f"shares its subnet {here.rail.address.network} with {other.name} ({shared[0]}): either may answer "
-                "for the other.",
-                f"Give {other.name} a subnet of its own, or set net.ipv4.conf.*.arp_ignore=1 and arp_announce=2 for "
-                "both.",
-            )
-
-
-def _answers_for_itself(here: Here, other: str) -> bool:
-    sysctls = here.facts.sysctls
-    return all(
-        sysctls.arp_ignore.get(name, 0) >= 1 and sysctls.arp_announce.get(name, 0) == 2
-        for name in (here.rail.interface, other)
-    )
-
-
-@check(
-    "rail-arp", kind=FABRIC, severity=Severity.WARNING, source="users F8, graham33/nixos-dgx-spark helpers.sh",
-    what="Twins answer ARP for their own address only (arp_ignore 1, arp_announce 2).",
-)  # fmt: skip
-def _rail_arp(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    if not has_rdma(settings):
-        yield skipped(NO_RDMA)
-        return
-    for here in rdma_rails(fleet, settings):
-        sysctls, name = here.facts.sysctls, here.rail.interface
-        if len(settings.fleet.nodes[here.node].rails) < 2 or name not in sysctls.arp_ignore:
-            continue
-        if not _answers_for_itself(here, name):
-            yield here.found(
-                f"has arp_ignore {sysctls.arp_ignore[name]} and arp_announce {sysctls.arp_announce.get(name, 0)}, "
-                "expected 1 and 2.",
-                f"Set net.ipv4.conf.{name}.arp_ignore=1 and .arp_announce=2: its twin answers for it otherwise.",
-            )
-
-
-@check(
-    "rail-route", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, F12",
-    what="The kernel sends to every peer's rail address through that rail, and no route or rule swallows it.",
-)  # fmt: skip
-def _rail_route(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    for here in seen_rails(fleet, settings):
-        if here.link is None or not (here.link.up and here.link.carrier):
-            continue
-        ways = {way.destination: way for way in here.facts.ways}
-        for peer, address in peer_addresses(here, settings):
-            if address not in ways:
-                yield skipped(f"the way to {address} cannot be asked for: {here.facts.why_unread('ways')}", here.node)
-                continue
-            wrong = _astray(here, ways[address])
-            if wrong is None:
-                continue
-            route = culprit(here.facts.routes, address, here.rail.interface, here.rail.address.network)
-            yield here.found(
-                f"is not the way to {address} on {peer}: packets {wrong}"
-                + (f" (route {route})." if route is not None else "."),
-                f"Run ip route del {route} on {here.node}, and take it out of what sets it." if route is not None
-                else f"Look at ip route get {address} and ip rule on {here.node}; the rail's address with its prefix "
-                "length makes the right route.",
-            )  # fmt: skip
-
-
-def _astray(here: Here, way: Way) -> str | None:
-    """How packets miss the rail, as the end of a sentence; None when they do not."""
-    if way.problem is not None:
-        return way.problem
-    if way.interface != here.rail.interface:
-        return f"leave through {way.interface}"
-    return f"leave through a gateway, {way.gateway}" if way.gateway not in (None, way.destination) else None
-
-
-def peer_addresses(here: Here, settings: Settings) -> list[tuple[str, IPv4Address]]:
-    """Who is at the other end of a rail: its peer, or behind a switch everybody with a rail of this name."""
-    return [
-        (name, node.rails[here.name].address.ip)
-        for name, node in settings.fleet.nodes.items()
-        if name != here.node and here.name in node.rails and here.rail.peer in (None, name)
-    ]
-
-
-@check(
-    "rail-neighbour", kind=FABRIC, severity=Severity.REFUSAL, source="users F9, NVIDIA/daqiri#173",
-    what="Every peer answers ARP on every rail before a rank starts: RoCE does not wait for it.",
-)  # fmt: skip
-def _rail_neighbour(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    for here in seen_rails(fleet, settings):
-        if here.link is None or not (here.link.up and here.link.carrier):
-            continue
-        states = {n.address: n.state for n in here.facts.neighbours if n.interface == here.rail.interface}
-        for peer, address in peer_addresses(here, settings):
-            if states.get(address) in ("FAILED", "INCOMPLETE"):
-                yield here.found(
-                    f"gets no answer from {address} ({peer}): its neighbour entry is {states[address]}.",
-                    f"Check the address and the cable on {peer}.", transient=True,
-                )  # fmt: skip
 
 
 @check(
