@@ -36,7 +36,8 @@ class Stage(StrEnum):
 class Refusal:
     """One reason why a stage did not pass. `hint` is the next step and is never empty.
 
-    `transient` means that trying again later can help (exit 69); otherwise it is a refusal (exit 78).
+    `transient` means that trying again later can help (exit 69); otherwise it is a refusal (exit 78). `check` is the
+    id of the check that refused, as `dsv41 up --override` takes it.
     """
 
     stage: Stage
@@ -56,7 +57,8 @@ class Refusal:
         if self.rank is not None:
             where.append(f"rank {self.rank}")
         head = " ".join(where)
-        return f"{head + ', ' if head else ''}{self.stage}: {self.what} {self.hint}"
+        by = f" [{self.check}]" if self.check is not None else ""
+        return f"{head + ', ' if head else ''}{self.stage}: {self.what} {self.hint}{by}"
 
     def to_json(self) -> dict[str, object]:
         return asdict(self) | {"stage": str(self.stage)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,6 +59,40 @@ async def test_up_ends_when_someone_else_asks_for_down(fleet: FleetUnderTest) ->
     status, _, err = await asyncio.wait_for(up, 30)
     assert status == Exit.UNAVAILABLE
     assert "someone else asked for down meanwhile" in err
+
+
+async def test_ctrl_c_of_an_order_says_that_the_fleet_goes_on(fleet: FleetUnderTest) -> None:
+    fleet.script({"all": {"phase_s": {"weights": 30}}})
+    up = await _started(fleet, "up")
+    await fleet.until(lambda s: s["state"] == "starting" and s["boot"] is not None, "a boot is under way")
+    status, err = await _interrupted(up)
+    assert status == 130
+    assert err.splitlines()[-1] == (
+        "dsv41: no longer waiting; the fleet goes on starting. dsv41 status shows how far it is, dsv41 down stops it."
+    )
+    assert (await fleet.status())["wanted"] == "up"
+    down = await _started(fleet, "down")
+    await fleet.until(lambda s: s["wanted"] == "down", "down is under way")
+    status, err = await _interrupted(down)
+    # It may have been done before the signal came.
+    assert (status, "the fleet goes on stopping" in err) in ((130, True), (0, False))
+
+
+async def _started(fleet: FleetUnderTest, *argv: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dsv41_supervisor", *argv, "--settings", str(fleet.demo.settings_path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def _interrupted(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    assert process.stderr is not None
+    # Its first line of progress: the order was taken, and is followed.
+    first = await asyncio.wait_for(process.stderr.readline(), 30)
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode or 0, (first + err).decode()
 
 
 @pytest.mark.parametrize(

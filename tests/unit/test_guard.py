@@ -136,10 +136,55 @@ def test_a_kernel_log_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     assert kmsg.missing == f"{tmp_path / 'none'}: No such file or directory"
 
 
+def proc_of(root: Path, pid: int, exe: str | None, comm: str, *argv: str) -> None:
+    """A process as /proc shows it; without `exe`, one of another user."""
+    here = root / str(pid)
+    here.mkdir()
+    (here / "comm").write_text(comm[:15] + "\n")
+    (here / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+    if exe is not None:
+        (here / "exe").symlink_to(exe)
+
+
+@pytest.mark.parametrize(
+    ("exe", "comm", "argv", "called"),
+    [
+        ("/usr/bin/earlyoom", "earlyoom", ["/usr/bin/earlyoom", "-r", "60"], "earlyoom"),
+        ("/usr/bin/earlyoom (deleted)", "earlyoom", ["earlyoom"], "earlyoom"),
+        (None, "systemd-oomd", ["/usr/lib/systemd/systemd-oomd"], "systemd-oomd"),
+        ("/usr/bin/python3.12", "nohang", ["/usr/bin/python3", "/usr/sbin/nohang", "--monitor"], "nohang"),
+        ("/usr/bin/python3.12", "python3", ["python3", "-u", "/usr/sbin/nohang", "-m"], "nohang"),
+        ("/usr/bin/bash", "dgx-anti-oom.sh", ["bash", "/opt/dgx-anti-oom.sh"], "dgx-anti-oom"),
+        ("/nix/store/x/bin/.earlyoom-wrapped", ".earlyoom-wrapp", ["earlyoom"], "earlyoom"),
+        (None, ".earlyoom-wrapp", ["earlyoom"], "earlyoom"),
+        ("/usr/bin/sha256sum", "sha256sum", ["sha256sum", "earlyoom"], None),
+        ("/opt/ray/core/src/ray/raylet/raylet", "raylet", ["raylet", "--raylet_socket_name=x"], "Ray's memory monitor"),
+        ("/usr/bin/grep", "grep", ["grep", "earlyoom"], None),
+        ("/usr/bin/vim", "vim", ["vim", "/etc/default/earlyoom"], None),
+        ("/usr/bin/journalctl", "journalctl", ["journalctl", "systemd-oomd"], None),
+        ("/usr/bin/python3.12", "python3", ["python3", "-c", "import time", "earlyoom"], None),
+        ("/usr/bin/python3.12", "python3", ["python3", "-m", "pydoc", "nohang"], None),
+        ("/usr/bin/bash", "bash", ["bash", "-xc", "pgrep earlyoom", "earlyoom"], None),
+        ("/usr/bin/tail", "tail", ["tail", "-f", "raylet.out"], None),
+        ("/usr/bin/earlyoom-notify", "earlyoom-notify", ["earlyoom-notify"], None),
+        ("", "kthreadd", [], None),
+    ],
+)
+def test_a_killer_is_known_by_its_program_and_not_by_what_somebody_does_with_its_name(
+    tmp_path: Path, exe: str | None, comm: str, argv: list[str], called: str | None
+) -> None:
+    proc_of(tmp_path, 77, exe or None, comm, *argv)
+    assert [k["name"] for k in other_killers(str(tmp_path))] == ([called] if called else [])
+
+
 def test_another_killer_is_named_and_a_search_for_it_is_not(tmp_path: Path) -> None:
     killer = tmp_path / "earlyoom"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", killer)
+    log = tmp_path / "raylet"
+    log.touch()
     running = subprocess.Popen([str(killer), "60"])
+    watching = subprocess.Popen(["tail", "-f", str(log)[1:]], cwd="/")
+    editing = subprocess.Popen(["tail", str(log), "-f"], cwd="/")
     search = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "systemd-oomd"])
     deadline = time.monotonic() + 20
     try:
@@ -148,9 +193,9 @@ def test_another_killer_is_named_and_a_search_for_it_is_not(tmp_path: Path) -> N
             time.sleep(0.01)
         assert found[running.pid]["name"] == "earlyoom"
         assert "--avoid" in str(found[running.pid]["hint"])
-        assert search.pid not in found
+        assert not {search.pid, watching.pid, editing.pid} & found.keys()
     finally:
-        for process in (running, search):
+        for process in (running, watching, editing, search):
             process.kill()
             process.wait(10)
 

@@ -8,44 +8,81 @@ import getpass
 import json
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Exit, Refusal
-from ..settings import Settings
+from ..settings import Fleet, Settings
 from . import add_settings, read_settings
+from .refusals import to_start_anyway
+
+if TYPE_CHECKING:
+    from ..fleet.peers import SupervisorClient
 
 POLL_S = 0.5
+INTERRUPTED = 130
+
+_GOES_ON = {
+    "up": "the fleet goes on starting. dsv41 status shows how far it is, dsv41 down stops it",
+    "down": "the fleet goes on stopping. dsv41 status shows what is left, dsv41 up starts it again",
+    "drain": "the fleet goes on draining: running requests end, then every rank stops. dsv41 status shows how far it "
+    "is, dsv41 up starts it again",
+}
+"""What an order does after whoever gave it has stopped waiting, and the commands that look and undo."""
+
+
+class StoppedWaiting(Exception):
+    """Ctrl-C while an order is followed. `taken`: the head has it, and goes on with it."""
+
+    def __init__(self, what: str, taken: bool) -> None:
+        self.what, self.taken = what, taken
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        if self.taken:
+            return f"no longer waiting; {_GOES_ON[self.what]}."
+        return f"stopped before the head said that it took the order. dsv41 status shows whether it did ({self.what})."
 
 
 async def order(
     settings: Settings, what: str, done_state: str, timeout_s: float | None, override: tuple[str, ...] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Give the head an order and follow its status until it is done or failed; shows each change on standard error."""
+    """Give the head an order and follow its status until it is done or failed; shows each change on standard error.
+
+    Raises StoppedWaiting on Ctrl-C.
+    """
     # Only now: the parser of every command imports this file, and aiohttp takes its time.
     from ..fleet.peers import SupervisorClient
 
+    taken = False
     async with SupervisorClient(settings, settings.fleet.head) as head:
         asked: dict[str, Any] = {"by": f"{getpass.getuser()} with dsv41 {what}"}
         if override:
             asked["override"] = list(override)
-        answer = await head.call("POST", f"/fleet/{what}", asked)
-        said = str(answer["said"])
-        began = time.monotonic()
-        shown = ""
-        while True:
-            status = await head.call("GET", "/status", timeout_s=15)
-            line = f"{status['state']}: {status['readiness']['detail']}"
-            if line != shown:
-                shown = line
-                print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
-            if status["state"] in (done_state, "failed"):
-                return said, status
-            if status["wanted"] != ("up" if what == "up" else "down"):
-                print(f"dsv41: someone else asked for {status['wanted']} meanwhile", file=sys.stderr)
-                return said, status
-            if timeout_s is not None and time.monotonic() - began > timeout_s:
-                return said, status
-            await asyncio.sleep(POLL_S)
+        try:
+            answer = await head.call("POST", f"/fleet/{what}", asked)
+            taken = True
+            return str(answer["said"]), await _follow(head, what, done_state, timeout_s)
+        except asyncio.CancelledError:
+            raise StoppedWaiting(what, taken) from None
+
+
+async def _follow(head: SupervisorClient, what: str, done_state: str, timeout_s: float | None) -> dict[str, Any]:
+    began = time.monotonic()
+    shown = ""
+    while True:
+        status = await head.call("GET", "/status", timeout_s=15)
+        line = f"{status['state']}: {status['readiness']['detail']}"
+        if line != shown:
+            shown = line
+            print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
+        if status["state"] in (done_state, "failed"):
+            return status
+        if status["wanted"] != ("up" if what == "up" else "down"):
+            print(f"dsv41: someone else asked for {status['wanted']} meanwhile", file=sys.stderr)
+            return status
+        if timeout_s is not None and time.monotonic() - began > timeout_s:
+            return status
+        await asyncio.sleep(POLL_S)
 
 
 def register_order(subparsers: Any, what: str, help_text: str, done_state: str, done_words: str) -> None:
@@ -64,7 +101,11 @@ def register_order(subparsers: Any, what: str, help_text: str, done_state: str, 
 
 def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words: str) -> int:
     override = tuple(getattr(args, "override", ()))
-    said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout, override))
+    try:
+        said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout, override))
+    except StoppedWaiting as stopped:
+        print(f"dsv41: {stopped}", file=sys.stderr)
+        return INTERRUPTED
     if args.json:
         print(json.dumps(status | {"said": said}))
     if status["state"] != done_state:
@@ -100,19 +141,22 @@ def failure(status: dict[str, Any]) -> int:
     refusals = [Refusal.from_json(r) for r in status["refusals"]]
     for refusal in refusals:
         print(f"dsv41: {refusal}", file=sys.stderr)
+    for line in to_start_anyway(refusals, status["override"]):
+        print(f"dsv41: {line}", file=sys.stderr)
     if not refusals:
         print(f"dsv41: the fleet failed: {status['reason']}", file=sys.stderr)
     return Exit.UNAVAILABLE if refusals and all(r.transient for r in refusals) else Exit.REFUSED
 
 
-def rows(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a node, worst first."""
+def rows(status: dict[str, Any], fleet: Fleet) -> list[dict[str, Any]]:
+    """One row a node, worst first. A node that does not answer has its rank from the fleet file."""
     table = []
     for name, node in status["nodes"].items():
         measured = node.get("measured", {})
         if "rank" not in node:
             detail = node.get("trouble") or "its supervisor is silent"
-            table.append({"node": name, "rank": None, "state": "unreachable", "detail": detail})
+            number = fleet.nodes[name].rank if name in fleet.nodes else "?"
+            table.append({"node": name, "rank": number, "state": "unreachable", "detail": detail})
             continue
         table.append(
             {
@@ -128,4 +172,4 @@ def rows(status: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     bad = {"unreachable": 0, "failed": 1}
-    return sorted(table, key=lambda r: (bad.get(r["state"], 2), r["rank"] if r["rank"] is not None else -1))
+    return sorted(table, key=lambda r: (bad.get(r["state"], 2), str(r["rank"]).zfill(3)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
-from ..errors import Exit
+from ..errors import Exit, Refusal
 from ..settings import Settings
 from . import add_settings, read_settings
+from .refusals import to_start_anyway
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(status))
     else:
-        _show(status, rows(status))
+        _show(status, rows(status, settings.fleet))
     return Exit.OK if status["state"] == "serving" else Exit.UNAVAILABLE
 
 
@@ -58,8 +60,33 @@ def _decisions(args: argparse.Namespace, settings: Settings) -> int:
         print(json.dumps(decisions))
         return Exit.OK
     for decision in decisions:
-        print(f"{decision['at']}  {decision['decision']}" + (f", because {decision['why']}" if decision["why"] else ""))
+        print("\n".join(decision_lines(decision)))
     return Exit.OK
+
+
+def decision_lines(decision: dict[str, object]) -> list[str]:
+    """One decision; each of its reasons but the first has a line of its own, below the first one's sentence."""
+    at = str(decision["at"])
+    why = str(decision.get("why") or "").splitlines()
+    words = str(decision["decision"]).splitlines() or [""]
+    if why:
+        words[-1] += f", because {why[0]}"
+    return [f"{at}  {words[0]}", *(" " * (len(at) + 4) + line for line in (*words[1:], *why[1:]))]
+
+
+def reason_lines(status: dict[str, Any]) -> list[str]:
+    """Why the fleet is not serving: the reason, and every refusal once, each with its check's id."""
+    refusals = [Refusal.from_json(r) for r in status["refusals"]]
+    shown = [str(r) for r in refusals]
+    reason = str(status["reason"] or "").splitlines()
+    # A boot that failed has its refusals for a reason.
+    first = reason if reason and not set(reason) <= {line for text in shown for line in text.splitlines()} else []
+    lines = [f"because: {first[0]}", *(f"  {line}" for line in first[1:])] if first else []
+    if shown and not first:
+        lines.append("because:" if len(shown) > 1 else f"because: {shown[0]}")
+        shown = shown if len(shown) > 1 else []
+    lines += [f"  {line}" for text in shown for line in text.splitlines()]
+    return lines + to_start_anyway(refusals, status.get("override", ()))
 
 
 def _show(status, table) -> None:  # type: ignore[no-untyped-def]
@@ -76,8 +103,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     )
     if status.get("paused_by"):
         console.print(f"recovery is paused by {status['paused_by']}; dsv41 resume ends that", markup=False)
-    if status["reason"]:
-        console.print(f"because: {status['reason']}", markup=False)
+    for line in reason_lines(status):
+        console.print(line, markup=False)
     shown = Table(box=None, pad_edge=False)
     for column in ("rank", "node", "state", "adapters"):
         shown.add_column(column, no_wrap=True)
@@ -97,7 +124,3 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
         console.print(line, markup=False)
     for line in status_lines(status):
         console.print(line, markup=False)
-    for refusal in status["refusals"]:
-        console.print(
-            f"  {refusal['node'] or ''} {refusal['stage']}: {refusal['what']} {refusal['hint']}", markup=False
-        )

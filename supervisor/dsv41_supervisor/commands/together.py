@@ -43,14 +43,37 @@ def _guard(nodes: dict[str, Any]) -> list[str]:
         if guard is None:
             continue
         if not guard["connected"]:
-            lines.append(f"{name}: the memory guard does not run")
+            lines.append(f"{name}: the memory guard does not run. See why on {name}: systemctl status dsv41-guard.")
         if guard["gpu_no_memory"]:
-            lines.append(f"{name}: the GPU driver logged NV_ERR_NO_MEMORY {guard['gpu_no_memory']} times")
-        missing = [f"not {what} ({how})" for what, how in guard["hardening"].items() if how != "done"]
+            lines.append(
+                f"{name}: the GPU driver logged NV_ERR_NO_MEMORY {guard['gpu_no_memory']} times. "
+                "Lower engine.memory.mem_fraction_static, or stop what else holds memory there."
+            )
+        # A high priority in place of real time will do.
+        missing = {what: how for what, how in guard["hardening"].items() if not how.startswith(("done", "nice"))}
         if missing:
-            lines.append(f"{name}: the memory guard is {', '.join(missing)}")
+            lines.append(f"{name}: {_unprotected(missing)}")
         lines += [f"{name}: {k['name']} (pid {k['pid']}) also kills for memory. {k['hint']}" for k in guard["killers"]]
     return lines
+
+
+_PROTECTION = {
+    "memory locked": ("its memory is not locked", "LimitMEMLOCK=infinity"),
+    "spared by the OOM killer": ("the OOM killer does not spare it", "OOMScoreAdjust=-1000"),
+    "runs before others": ("it does not run before others", "AmbientCapabilities=CAP_SYS_NICE"),
+}
+"""What a guard may lack, in words, and what its unit has for that."""
+
+
+def _unprotected(missing: dict[str, str]) -> str:
+    """What a guard lacks and what to do about it."""
+    words = "; ".join(f"{_PROTECTION.get(what, (f'not {what}', ''))[0]} ({how})" for what, how in missing.items())
+    needs = " and ".join(_PROTECTION[what][1] for what in missing if what in _PROTECTION)
+    return (
+        f"the memory guard may fall with the machine it guards: {words}. "
+        f"Give unit dsv41-guard {needs or 'what the NixOS module gives it'} and restart it. "
+        "Without systemd, start the supervisor as root outside of any container."
+    )
 
 
 def _desk(desk: dict[str, Any]) -> list[str]:

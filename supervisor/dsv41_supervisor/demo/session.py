@@ -178,7 +178,8 @@ def _node_line(node: dict[str, Any]) -> tuple[str, float | None]:
     if "rank" not in node:
         return "no answer yet", None
     if node["prepare"]["state"] == "running":
-        return f"stage {node['prepare']['stage']}", node["prepare"]["fraction"]
+        stage = node["prepare"]["stage"]
+        return f"stage {stage}" if stage else "begins its checks", node["prepare"]["fraction"]
     if node["rank"]["state"] == "absent":
         return "checked" if node["prepare"]["state"] == "passed" else "idle", None
     return node["rank"]["sentence"], node["rank"]["fraction"] if node["rank"]["state"] == "loading" else None

@@ -118,7 +118,8 @@ class Seen:
             if status is None:
                 parts.append(f"{where} unreachable")
             elif status["prepare"]["state"] == "running":
-                parts.append(f"{where} in stage {status['prepare']['stage']}")
+                stage = status["prepare"]["stage"]
+                parts.append(f"{where} {f'in stage {stage}' if stage else 'begins its checks'}")
             else:
                 parts.append(f"{where} {status['rank']['sentence']}")
         return "; ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import deque
@@ -9,13 +10,14 @@ from collections import deque
 from .target import everyone
 
 OTHER_KILLERS = (
-    # Word in the command line, name, what to do. Source: users.md M3 (tonyV#31, bbl preflight, mia2x README, play).
+    # Program, what it is called, what to do. Source: users.md M3 (tonyV#31, bbl preflight, mia2x README, play).
     ("earlyoom", "earlyoom", "Stop it, or let it spare the engine: --avoid '(^|/)(python3|sglang)'."),
     ("systemd-oomd", "systemd-oomd", "Set ManagedOOMPreference=omit on the rank's unit, or stop systemd-oomd."),
     ("nohang", "nohang", "Stop it, or give the engine a bad-word exception in nohang.conf."),
     ("dgx-anti-oom", "dgx-anti-oom", "Stop it: two guards with two floors kill twice."),
     ("raylet", "Ray's memory monitor", "Set RAY_memory_monitor_refresh_ms=0: it kills at 95 % by default."),
 )
+INTERPRETERS = ("python", "sh", "bash", "dash", "busybox", "perl")
 NO_MEMORY = b"NV_ERR_NO_MEMORY"
 """The driver could not get memory (0x51): the first of these is the last warning (open-gpu-kernel-modules#1358)."""
 OOM_KILL = (b"Out of memory: Killed process", b"oom-kill:", b"Memory cgroup out of memory")
@@ -29,17 +31,45 @@ def other_killers(proc_root: str = "/proc") -> list[dict[str, object]]:
     for name in os.listdir(proc_root):
         if not name.isdigit():
             continue
-        try:
-            with open(f"{proc_root}/{name}/cmdline", "rb") as file:
-                argv = file.read(4096).split(b"\0")
-        except OSError:
-            continue
-        # The program, or the script that an interpreter runs; not any argument (`grep earlyoom`).
-        programs = {os.path.basename(word).decode(errors="replace") for word in argv[:2]}
+        programs = programs_of(f"{proc_root}/{name}")
         for word, called, hint in OTHER_KILLERS:
             if any(program == word or program.startswith(word + ".") for program in programs):
                 found.append({"name": called, "pid": int(name), "hint": hint})
     return found
+
+
+def programs_of(proc_dir: str) -> set[str]:
+    """What a process is by name: its executable, its own name for itself, and the script that an interpreter runs.
+
+    Other arguments are what it works on: `grep earlyoom` and an editor of earlyoom's configuration kill nobody.
+    """
+    argv = _read(f"{proc_dir}/cmdline").split("\0")
+    names = {_read(f"{proc_dir}/comm").rstrip("\n") or os.path.basename(argv[0])}
+    with contextlib.suppress(OSError):
+        # Of one's own processes only; the others' names have to do.
+        names.add(os.path.basename(os.readlink(f"{proc_dir}/exe").removesuffix(" (deleted)")))
+    if any(name.rstrip("0123456789.") in INTERPRETERS for name in names):
+        names.add(os.path.basename(_script(argv)))
+    # nixpkgs keeps a program that it wraps as .NAME-wrapped beside the wrapper.
+    return {n[1:].split("-wrap", 1)[0] if n.startswith(".") else n for n in names}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _script(argv: list[str]) -> str:
+    """The file that an interpreter runs; empty for a module or a command given in words."""
+    for word in argv[1:]:
+        if not word.startswith("-"):
+            return word
+        if not word.startswith("--") and word[-1:] in ("c", "m", "e"):
+            return ""
+    return ""
 
 
 def largest(n: int = 8, proc_root: str = "/proc") -> list[dict[str, object]]:
