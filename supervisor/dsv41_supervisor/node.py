@@ -325,12 +325,18 @@ class NodeAgent:
         if status.name != rank_unit(self.rank_number):
             return
         self._unit_ended.set()
-        if self.waiting and not self.started_by_order and status.exit_status == 0:
-            self._in_background(self.told_to_stop())
+        running = self.rank.state in RUNNING
+        if status.exit_status == Exit.OK and (running or (self.waiting and not self.started_by_order)):
+            # It ends so only after a signal; what it says before that may not have come through.
+            self._in_background(self._stopped_by_another())
         elif self.rank.state in (RankState.CHECKING, *RUNNING):
             self._ended("its process ended", status.exit_status)
         elif self.leases.hold is not Hold.NONE:
             self._in_background(self._stop_what_is_left())
+
+    async def _stopped_by_another(self) -> None:
+        await self.told_to_stop()
+        await self._stop_what_is_left()
 
     async def told_to_stop(self) -> None:
         """Somebody else than this supervisor stops the rank's unit: a person, or the machine that is shut down."""

@@ -289,6 +289,9 @@ class FleetController:
         """Watch until a rank is lost."""
         while True:
             seen = self.changes.version
+            if self._order.is_set():
+                # The same change may bring an order and the rank that it stops: that one is not lost.
+                return
             look = self._crew.look()
             if (other := self._crew.other_head(look)) is not None:
                 await self._stand_back(other)
