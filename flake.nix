@@ -12,9 +12,9 @@
       lib.fleet = import ./nix/fleet.nix { inherit self nixpkgs; };
       nixosModules.default = import ./nix/nixos-module.nix self;
       nixosConfigurations = import ./nix/example-fleets.nix { inherit self nixpkgs; };
-      packages = eachSystem (pkgs: import ./nix/packages.nix { inherit pkgs; });
-      checks = eachSystem (pkgs: import ./nix/checks.nix { inherit self pkgs; });
-      devShells = eachSystem (pkgs: import ./nix/dev-shells.nix { inherit pkgs; });
-      formatter = eachSystem (pkgs: pkgs.nixfmt-tree);
+      packages = eachSystem (import ./nix/packages.nix);
+      checks = eachSystem ({ pkgs, ... }: import ./nix/checks.nix { inherit self pkgs; });
+      devShells = eachSystem ({ pkgs, ... }: import ./nix/dev-shells.nix { inherit pkgs; });
+      formatter = eachSystem ({ pkgs, ... }: pkgs.nixfmt-tree);
     };
 }

@@ -36,7 +36,7 @@ def test_flake_show_lists_the_packages_of_both_systems(nix: Nix) -> None:
     assert done.returncode == 0, done.stderr
     packages = json.loads(done.stdout)["packages"]
     assert {system: sorted(names) for system, names in packages.items()} == {
-        system: ["adapters", "default", "rowstore", "supervisor"] for system in SYSTEMS
+        system: ["adapters", "default", "engine", "rowstore", "supervisor"] for system in SYSTEMS
     }
 
 

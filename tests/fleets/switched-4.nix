@@ -41,7 +41,6 @@ in
       };
 
       engine.profile = "tp4";
-      engine.python = "/opt/dsv41/engine/bin/python3";
 
       adapters.engram_nvme = { };
 

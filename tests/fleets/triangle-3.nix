@@ -108,8 +108,6 @@
       share.mode = "nfs";
 
       engine.profile = "tp3";
-      # Until the engine is a package of this flake: the Python of an environment with SGLang 0.5.23 and the adapters.
-      engine.python = "/opt/dsv41/engine/bin/python3";
 
       adapters.engram_nvme = { };
 

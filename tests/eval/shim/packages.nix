@@ -35,13 +35,33 @@ let
     fake "python3.12-${attrs.pname}-${attrs.version}" (
       {
         inherit (attrs) src;
-        inputs = attrs.build-system ++ attrs.dependencies or [ ];
-        checks = [ (attrs.postInstallCheck or "") ] ++ attrs.pythonImportsCheck;
+        inputs = lib.concatMap (name: attrs.${name} or [ ]) [
+          "build-system"
+          "dependencies"
+          "nativeBuildInputs"
+          "buildInputs"
+        ];
+        script = [ (attrs.preFixup or "") ] ++ attrs.autoPatchelfIgnoreMissingDeps or [ ] ++ attrs.appendRunpaths or [ ];
+        checks = [ (attrs.postInstallCheck or "") ] ++ attrs.pythonImportsCheck or [ ];
       }
       // attrs.env or { }
     )
     // {
-      inherit (attrs) meta;
+      inherit (attrs) meta version;
+    };
+
+  # A fixed-output derivation, as fetchurl's: what counts is the hash.
+  fetchurl =
+    {
+      url,
+      name,
+      sha256,
+    }:
+    fake name {
+      inherit url;
+      outputHashMode = "flat";
+      outputHashAlgo = "sha256";
+      outputHash = sha256;
     };
 
   pythonPackages = lib.genAttrs [
@@ -55,29 +75,61 @@ let
   ] (name: fake "python3.12-${name}" { });
 
   pythonScope = pythonPackages // {
-    inherit buildPythonPackage lib;
+    inherit buildPythonPackage fetchurl lib;
+    inherit (packages)
+      addDriverRunpath
+      autoPatchelfHook
+      rdma-core
+      runCommand
+      stdenv
+      zlib
+      ;
     python = python312;
     callPackage = callPackageWith pythonScope;
   };
 
   python312 = fake "python3-3.12" { } // {
     interpreter = "${fake "python3-3.12" { }}/bin/python3.12";
+    pythonVersion = "3.12";
+    sitePackages = "lib/python3.12/site-packages";
     pkgs = pythonScope;
+    buildEnv.override =
+      {
+        extraLibs,
+        ignoreCollisions,
+        makeWrapperArgs,
+      }:
+      fake "python3-3.12-env" {
+        inherit ignoreCollisions makeWrapperArgs;
+        paths = extraLibs;
+      };
+  };
+
+  packages =
+    lib.genAttrs [
+    "autoPatchelfHook"
+    "gcc"
+    "git"
+    "gnumake"
+    "nixfmt"
+    "nixfmt-tree"
+    "rdma-core"
+    "ruff"
+    "zlib"
+  ] (name: fake name { })
+  // {
+    inherit lib python312;
+    stdenv = {
+      hostPlatform = { inherit system; };
+      cc = fake "gcc-wrapper" { } // {
+        cc.lib = fake "gcc-lib" { };
+      };
+    };
+    addDriverRunpath.driverLink = "/run/opengl-driver";
+    mkShell = { packages }: fake "nix-shell" { inherit packages; };
+    runCommand =
+      name: attrs: script:
+      fake name (attrs // { inherit script; });
   };
 in
-lib.genAttrs [
-  "gcc"
-  "git"
-  "gnumake"
-  "nixfmt"
-  "nixfmt-tree"
-  "ruff"
-] (name: fake name { })
-// {
-  inherit lib python312;
-  stdenv.hostPlatform = { inherit system; };
-  mkShell = { packages }: fake "nix-shell" { inherit packages; };
-  runCommand =
-    name: attrs: script:
-    fake name (attrs // { inherit script; });
-}
+packages

@@ -85,11 +85,16 @@ let
       separator: text:
       filter isString (b.split (replaceStrings [ "." "+" "|" ] [ "\\." "\\+" "\\|" ] separator) text);
 
+    makeBinPath = concatMapStringsSep ":" (package: "${package}/bin");
+    assertMsg = ok: message: ok || throw message;
     importJSON = path: b.fromJSON (b.readFile path);
     isDerivation = value: isAttrs value && value.type or null == "derivation";
     getExe = package: "${package}/bin/${package.meta.mainProgram}";
 
     licenses = genAttrs [ "asl20" ] (shortName: { inherit shortName; });
+    sourceTypes.binaryNativeCode = {
+      shortName = "binaryNativeCode";
+    };
     platforms.linux = [
       "aarch64-linux"
       "x86_64-linux"
