@@ -30,7 +30,7 @@ def test_a_good_fleet_is_read_and_its_hash_does_not_depend_on_the_order_of_keys(
     ("path", "value", "words"),
     [
         ("engine.sped", 1, "fleet.json: engine.sped: there is no such setting."),
-        ("engine.context_length", 100, "engine.context_length: Input should be greater than or equal to 256. Got 100."),
+        ("engine.context_length", 100, "engine.context_length: 100 is not allowed; allowed is a whole number from 256"),
         ("fleet.nodes.spark3.rank", 3, "fleet.nodes.*.rank are [0, 1, 3], expected [0, 1, 2]"),
         ("fleet.nodes.spark3.rank", 1, "fleet.nodes.*.rank are [0, 1, 1], expected [0, 1, 2]"),
         ("engine.parallelism.tp_size", 4, "engine.parallelism.tp_size is 4, but fleet.nodes has 3"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dsv41_adapters.registry import settings_model
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from ..errors import Dsv41Error, Refusal, Refused, Stage
+from ..errors import Dsv41Error, Refused, Stage
 from .base import Model
 from .engine import Device, Engine, EngineKind, Nccl
 from .fleet import Fleet, Node, Rail, Topology
@@ -126,14 +126,17 @@ def parse(text: str | bytes, source: str = "settings") -> Settings:
     """Settings from JSON text. Raises Refused with one reason per wrong value, each with its dotted path."""
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Dsv41Error(
             f"{source} is not JSON: {error}.", stage=Stage.CONFIG, hint="Write it with dsv41 or nixos-rebuild."
         ) from None
     try:
         return Settings.model_validate(raw)
     except ValidationError as error:
-        raise Refused(_refusal(problem, source) for problem in error.errors(include_url=False)) from None
+        from .wrong import refusal
+
+        schema = Settings.model_json_schema()
+        raise Refused(refusal(problem, source, schema) for problem in error.errors(include_url=False)) from None
 
 
 def load(path: Path) -> Settings:
@@ -145,22 +148,6 @@ def load(path: Path) -> Settings:
             f"cannot read {path}: {error.strerror}.", stage=Stage.CONFIG, hint="Name the settings file with --settings."
         ) from None
     return parse(text, str(path))
-
-
-def _refusal(problem: Any, source: str) -> Refusal:
-    where = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        message = "there is no such setting"
-    got = problem.get("input")
-    shown = (
-        f" Got {got!r}." if isinstance(got, (str, int, float, bool)) and problem["type"] != "extra_forbidden" else ""
-    )
-    return Refusal(
-        stage=Stage.CONFIG,
-        what=f"{source}: {where}: {message}.{shown}",
-        hint="Correct it in the fleet file; dsv41 schema prints every setting with its range.",
-    )
 
 
 __all__ = [
