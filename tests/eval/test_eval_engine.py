@@ -187,7 +187,7 @@ def test_lock_follows_extras_and_a_sparks_markers(tmp_path: Path) -> None:
         ([SGLANG, A], "a needs only-on-spark"),
         ([SGLANG, A, reported("only-on-spark"), reported("stray")], "pip chose stray, which nothing asks for"),
         ([reported("sglang", "0.5.22")], "needs sglang==0.5.23, but pip chose 0.5.22"),
-        ([reported("sglang", "0.5.23", url=f"https://i.invalid/packages/aa/bb/{'c' * 60}/sglang.tar.gz")], "is no wheel"),
+        ([reported("sglang", "0.5.23", url=f"https://i.invalid/packages/aa/bb/{'c' * 60}/sglang.tar.gz")], "is no wheel"),  # noqa: E501
         ([reported("sglang", "0.5.23", archive_info={})], "has no SHA-256"),
         ([reported("sglang", "0.5.23", url="https://i.invalid/x/sglang-0.5.23-py3-none-any.whl")], "by their hash"),
     ],
