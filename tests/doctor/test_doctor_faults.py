@@ -261,6 +261,34 @@ def test_a_foreigner_on_the_engines_port_is_named_with_its_pid(patient: Patient)
     assert f"(pid {foreigner.pid})" in visit.sentence("ports-free", "spark2")
 
 
+def test_a_gateway_that_is_frozen_is_named_and_one_that_only_waits_for_the_fleet_is_good(patient: Patient) -> None:
+    daemon = next(d for d in patient.fleet.demo.daemons if d.name == "gateway")
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        visit = patient.visit(title="The gateway is frozen (spark1)", bound_s=5)
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    assert visit.bad == {("gateway-answers", "spark1", None)}
+    assert visit.status == 1
+    assert "does not answer within 4.5 s" in visit.sentence("gateway-answers", "spark1")
+    # The ranks are down all the while, so it says 503.
+    assert patient.visit().bad == set()
+
+
+def test_a_wrong_fleet_key_is_named_and_is_a_configuration_error(patient: Patient, tmp_path: Path) -> None:
+    document = json.loads(patient.fleet.demo.settings_path.read_text())
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    key.chmod(0o600)
+    document["fleet"]["key_file"] = str(key)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(document))
+    visit = patient.visit(title="This command has another fleet key", settings=other)
+    assert visit.status == 78
+    assert visit.bad == {("fleet-key", None, None)}
+    assert str(key) in visit.sentence("fleet-key", None)
+
+
 def test_other_settings_than_the_fleet_runs_with_are_refused(patient: Patient, tmp_path: Path) -> None:
     document = json.loads(patient.fleet.demo.settings_path.read_text())
     document["gateway"]["max_tokens_cap"] = 7

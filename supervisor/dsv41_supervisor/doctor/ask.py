@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import Dsv41Error, PeerUnreachable
+from ..errors import Dsv41Error, PeerUnreachable, Stage
 from ..fabric.facts import NodeFacts
 from ..fabric.read import read_facts
 from ..fleet.peers import SupervisorClient, read_fleet_key
@@ -63,6 +63,7 @@ async def ask_fleet(settings: Settings, here: str | None, bound_s: float) -> Ask
 async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: Asked) -> None:
     began = time.monotonic()
     problem = do_next = None
+    wrong_key = False
     clock: dict[str, Any] = {}
     try:
         async with SupervisorClient(settings, node, key) as client:
@@ -83,7 +84,10 @@ async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: A
         problem = f"{error.refusals[0].what.rstrip('.')}; waited {waited:.1f} s."
         do_next = error.refusals[0].hint
     except Dsv41Error as error:
-        problem, do_next = error.refusals[0].what, error.refusals[0].hint
+        why = error.refusals[0]
+        problem, do_next = why.what, why.hint
+        # The one refusal of a supervisor that is about the caller's configuration.
+        wrong_key = why.stage is Stage.CONFIG
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         asked.host.pop(node, None)
         problem = f"its answer cannot be read ({type(error).__name__}): another version of dsv41-supervisor?"
@@ -91,7 +95,7 @@ async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: A
     host = asked.host.get(node)
     asked.answers[node] = Answer(
         node=node, problem=problem[:300] if problem else None, do_next=do_next[:300] if do_next else None,
-        took_s=round(time.monotonic() - began, 4),
+        wrong_key=wrong_key, took_s=round(time.monotonic() - began, 4),
         settings_hash_here=host.same.get("settings hash", "")[:64] if host else "", **clock,
     )  # fmt: skip
 

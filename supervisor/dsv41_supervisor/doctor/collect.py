@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..settings import Device, Settings
-from . import read_files, read_gpu, read_proc
+from . import read_files, read_gateway, read_gpu, read_proc
 from .bounded import BoundedReads, Unread
 from .facts import MAX_ROWS, HostFacts, Port
 
@@ -61,6 +61,10 @@ async def read_host(
             ("rows", "the headers of the packed rows", lambda: read_files.read_rows(settings, node)),
         ):
             group.create_task(read(name, what, work))
+        if node == settings.fleet.head:
+            # It gives up a moment before it is given up, and says why.
+            ask = 0.9 * bound_s
+            group.create_task(read("gateway", "the gateway", lambda: read_gateway.read_gateway(settings, ask)))
         if has_gpu():
             group.create_task(read("gpus", "nvidia-smi", lambda: read_gpu.read_gpus(bound_s)))
     values |= values.pop("processes", {})

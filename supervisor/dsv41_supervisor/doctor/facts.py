@@ -97,6 +97,15 @@ class Port(Facts):
     ours: bool = False
 
 
+class GatewayAnswer(Facts):
+    """What the gateway answered on /health. `problem`: nothing, and why. `ours`: as our gateway does, good or not."""
+
+    where: Text
+    status: int | None = None
+    ours: bool = False
+    problem: Text | None = None
+
+
 class Kernel(Facts):
     """Release, command line and the sysctls that are looked at, by dotted name."""
 
@@ -132,6 +141,8 @@ class HostFacts(Facts):
     checkpoint: Checkpoint | None = None
     rows: Rows | None = None
     ports: Annotated[tuple[Port, ...], Field(max_length=MAX_ROWS)] | None = None
+    gateway: GatewayAnswer | None = None
+    """None where the settings put no gateway."""
     unread: Annotated[dict[Word, Text], Field(max_length=64)] = Field(default_factory=dict)
     took_s: Annotated[dict[Word, float], Field(max_length=64)] = Field(default_factory=dict)
 

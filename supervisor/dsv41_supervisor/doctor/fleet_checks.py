@@ -1,4 +1,4 @@
-"""Checks that need more than one node: who answered, clocks, what must be equal, and what real traffic showed. Pure."""
+"""Checks of the fleet: who answered, the gateway, clocks, what must be equal, what real traffic showed. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DO_NEXT = {
        what="Every node's supervisor answers in time, with this fleet's key and name.",
        source="issue 5: a silent node is a finding, not a hang")  # fmt: skip
 def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
-    silent = {node: answer for node, answer in fleet.items() if answer.problem is not None}
+    silent = {node: a for node, a in fleet.items() if a.problem is not None and not a.wrong_key}
     if silent and len(silent) == len(fleet):
         first = next(iter(silent.values()))
         yield Found(None, f"no supervisor of this fleet answers ({first.problem}) Only this node can be looked at.",
@@ -43,6 +43,43 @@ def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]
         assert answer.problem is not None
         do_next = answer.do_next or f"Start dsv41-supervisor on {node}: systemctl start dsv41-supervisor."
         yield Found(node, answer.problem, do_next, transient=True)
+
+
+@check("fleet-key", kind=ANSWERS, severity=Severity.REFUSAL, stage=Stage.CONFIG,
+       what="Every node's supervisor has the fleet key that this command has; otherwise the exit status is 78.",
+       source="users A10: nothing answers without a key")  # fmt: skip
+def _fleet_key(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
+    wrong = {node: answer for node, answer in fleet.items() if answer.wrong_key}
+    if wrong and len(wrong) == len(fleet):
+        # Nobody takes it: it is this one that is wrong.
+        yield Found(None, f"no supervisor takes the fleet key that this command read ({settings.fleet.key_file}).",
+                    "Name the fleet's own key in fleet.key_file, or copy it there from the head: one key for all.",
+                    where="fleet.key_file")  # fmt: skip
+        return
+    for node, answer in wrong.items():
+        yield Found(node, answer.problem or "", answer.do_next or "Put one key on every node.", where="fleet.key_file")
+
+
+@check("gateway-answers", kind=HOST, severity=Severity.WARNING, stage=Stage.GATEWAY,
+       what="On the head, the gateway answers /health: also with 503 while the fleet does not serve.",
+       source="users M18, tsw2k incident: after a power cut the proxy came back without network")  # fmt: skip
+def _gateway(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[Found]:
+    for node, facts in fleet.items():
+        answer = facts.gateway
+        if answer is None:
+            continue
+        if answer.problem is not None:
+            yield Found(
+                node, f"the gateway at {answer.where} {answer.problem}.",
+                f"Run systemctl restart dsv41-gateway on {node}; journalctl -u dsv41-gateway says why it ended.",
+                where="gateway", transient=True,
+            )  # fmt: skip
+        elif not answer.ours or answer.status not in (200, 503):
+            yield Found(
+                node, f"{answer.where} answers {answer.status}, and not as the gateway does.",
+                f"See who listens on {settings.gateway.port}: ss -ltnp on {node}; stop it, or set gateway.port.",
+                where="gateway.port", transient=True,
+            )  # fmt: skip
 
 
 @check("time-skew", kind=ANSWERS, severity=Severity.WARNING, stage=Stage.CONFIG,

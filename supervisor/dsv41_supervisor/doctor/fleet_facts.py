@@ -19,6 +19,8 @@ class Answer(Facts):
     node: Word
     problem: Text | None = None
     do_next: Text | None = None
+    wrong_key: bool = False
+    """It is there, and its fleet key is another than ours."""
     took_s: float = 0.0
     offset_s: float | None = None
     offset_error_s: float = 0.0

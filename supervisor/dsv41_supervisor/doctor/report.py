@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _SHOWN = (Severity.REFUSAL, Severity.WARNING, Severity.NOTE)
 _COLOURS = {Severity.REFUSAL: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 LEAST_WIDTH = 110
+FLEET_KEY = "fleet-key"
+"""The check whose refusal no later try mends: this command is misconfigured."""
 NOT_APPLICABLE = "not applicable"
 """How the sentence of a check begins that has nothing to look at in a fleet like this."""
 
@@ -41,7 +43,9 @@ class Report:
 
     @property
     def exit_status(self) -> Exit:
-        """0 good, 1 warnings, 69 refused, or nothing was looked at."""
+        """0 good, 1 warnings, 69 refused, or nothing was looked at; 78 when the fleet key is wrong."""
+        if any(finding.refuses and finding.check == FLEET_KEY for finding in self.findings):
+            return Exit.REFUSED
         return {"good": Exit.OK, "warnings": Exit.WARNINGS, "refused": Exit.UNAVAILABLE}[self.verdict]
 
     def of(self, node: str | None) -> list[Finding]:

@@ -37,6 +37,17 @@ def test_a_fleet_without_supervisors_is_one_warning() -> None:
     assert (found.node, found.check, found.severity) == (None, "supervisor-answers", Severity.WARNING)
 
 
+def test_one_node_with_another_key_is_named() -> None:
+    (found,) = answers(problem="spark2 refuses this fleet key.", wrong_key=True, offset_s=None, settings_hash_here="")
+    assert (found.node, found.check, found.severity) == ("spark2", "fleet-key", Severity.REFUSAL)
+
+
+def test_a_key_that_nobody_takes_is_this_commands_own_fault() -> None:
+    told = {node: Answer(node=node, problem="it refuses this fleet key.", wrong_key=True) for node in NODES}
+    (found,) = run({ANSWERS: told}, FLEET)
+    assert (found.node, found.check, found.severity) == (None, "fleet-key", Severity.REFUSAL)
+
+
 @pytest.mark.parametrize(("offset_s", "word"), [(4.0, "ahead of"), (-90.0, "behind")])
 def test_a_clock_that_is_off_is_named_with_the_error_of_the_measurement(offset_s: float, word: str) -> None:
     (found,) = answers(offset_s=offset_s)

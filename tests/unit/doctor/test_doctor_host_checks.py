@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 from dsv41_supervisor.checks import HOST, Severity, run
-from dsv41_supervisor.doctor.facts import Checkpoint, Gpu, GpuDriver, HostFacts, Kernel, Memory, Port, Process, Rows
+from dsv41_supervisor.doctor.facts import (
+    Checkpoint,
+    GatewayAnswer,
+    Gpu,
+    GpuDriver,
+    HostFacts,
+    Kernel,
+    Memory,
+    Port,
+    Process,
+    Rows,
+)
 
 from tests.unit.doctor.hosts import GIB, TOTAL, disk, fleet, host, seen, settings
 
@@ -61,6 +72,10 @@ FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
      "carrier was there, is lost"),
     ({"unread": {"disks": "waited 1.0 s for the disks (statvfs)"}, "disks": None}, "host-unread", "warning",
      "waited 1.0 s for the disks"),
+    ({"gateway": GatewayAnswer(where="http://127.0.0.1:8888/health", problem="does not answer (Connection refused)")},
+     "gateway-answers", "warning", "does not answer (Connection refused)"),
+    ({"gateway": GatewayAnswer(where="http://127.0.0.1:8888/health", status=404)}, "gateway-answers", "warning",
+     "answers 404, and not as the gateway does"),
     ({"same": {"settings hash": "b" * 64, "kernel": "6.17.0-1031-nvidia"}}, "same-bits", "refusal",
      "settings hash is bbb"),
 ]  # fmt: skip
