@@ -2,19 +2,24 @@
   description = "DeepSeek-V4.1-Flash on three or four DGX Sparks, as declared machines";
 
   inputs.nixpkgs.url = "github:NixOS/nixpkgs/nixos-26.05";
+  # Only nixosModules.spark-hardware and the image use it; without its own inputs, it is 288 files.
+  inputs.nixos-dgx-spark.url = "github:graham33/nixos-dgx-spark";
+  inputs.nixos-dgx-spark.flake = false;
 
   outputs =
-    { self, nixpkgs }:
+    inputs@{ self, nixpkgs, ... }:
     let
       eachSystem = import ./nix/each-system.nix nixpkgs;
     in
     {
-      lib.fleet = import ./nix/fleet.nix { inherit self nixpkgs; };
-      nixosModules.default = import ./nix/nixos-module.nix self;
-      nixosConfigurations = import ./nix/example-fleets.nix { inherit self nixpkgs; };
-      packages = eachSystem (import ./nix/packages.nix);
-      checks = eachSystem ({ pkgs, ... }: import ./nix/checks.nix { inherit self pkgs; });
-      devShells = eachSystem ({ pkgs, ... }: import ./nix/dev-shells.nix { inherit pkgs; });
+      lib = import ./nix/lib.nix inputs;
+      nixosModules = import ./nix/nixos-modules.nix inputs;
+      nixosConfigurations = import ./nix/example-fleets.nix inputs;
+      overlays.default = import ./nix/overlay.nix inputs;
+      packages = eachSystem (import ./nix/packages.nix inputs);
+      apps = eachSystem (import ./nix/apps.nix inputs);
+      checks = eachSystem (import ./nix/checks.nix inputs);
+      devShells = eachSystem (import ./nix/dev-shells.nix);
       formatter = eachSystem ({ pkgs, ... }: pkgs.nixfmt-tree);
     };
 }

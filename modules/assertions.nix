@@ -53,6 +53,29 @@ let
     )
   ];
 
+  # check for shards: what a rank holds must be whole. Source: config.json of DeepSeek-V4.1-Flash; padding of experts is
+  # not done, since a shard's scales are for whole blocks (adapters/tp_pad/padding.py).
+  model = {
+    moe_intermediate_size = 2304;
+    o_groups = 8;
+    fp8_block = 32;
+  };
+  shardChecks =
+    let
+      inherit (engine.parallelism) tp_size ep_size;
+      shards = tp_size / ep_size;
+      blocks = model.moe_intermediate_size / model.fp8_block;
+      fitting = lib.filter (n: lib.mod blocks n == 0) (lib.range 1 8);
+    in
+    lib.optionals (engine.kind == "sglang" && engine.device == "cuda" && lib.mod tp_size ep_size == 0) [
+      (refuseIf (lib.mod blocks shards != 0)
+        "engine.parallelism.tp_size is ${toString tp_size}, but ${toString shards} shards of the experts' width ${toString model.moe_intermediate_size} are not whole blocks of ${toString model.fp8_block}: the model cannot be cut so. Use ${numbers fitting} nodes."
+      )
+      (refuseIf (lib.mod model.o_groups tp_size != 0 && cfg.settings.adapters.tp_pad == null)
+        "engine.parallelism.tp_size is ${toString tp_size}, which does not divide the model's ${toString model.o_groups} groups of attention heads. Set services.dsv41.settings.adapters.tp_pad = { }, which pads them."
+      )
+    ];
+
   # check for rails: each goes somewhere, and twins are told apart by their subnets
   subnetChecks = lib.concatLists (
     lib.mapAttrsToList (
@@ -117,6 +140,12 @@ let
   topologyChecks =
     let
       triangle = fleet.topology == "triangle";
+      ring = fleet.topology == "ring";
+      neighbours =
+        name: lib.unique (map (r: r.rail.peer) (lib.filter (r: r.node == name && r.rail.peer != null) rails));
+      lonely = map (name: "${name} has ${toString (lib.length (neighbours name))}") (
+        lib.filter (name: lib.length (neighbours name) != 2) nodeNames
+      );
       missing = lib.concatMap (
         name:
         map (other: "${name} to ${other}") (
@@ -129,6 +158,12 @@ let
     [
       (refuseIf (triangle && nNodes != 3)
         "fleet.topology is triangle, which has 3 nodes; fleet.nodes has ${toString nNodes}. Four nodes are switched or a ring."
+      )
+      (refuseIf (ring && nNodes < 4)
+        "fleet.topology is ring, which has 4 nodes or more; fleet.nodes has ${toString nNodes}. Three are a triangle."
+      )
+      (refuseIf (ring && nNodes >= 4 && lonely != [ ])
+        "fleet.topology is ring, but not every node has two neighbours (${list lonely}). Cable each node to the one before and the one after."
       )
       (refuseIf (triangle && nNodes == 3 && missing != [ ])
         "fleet.topology is triangle, but there is no rail from ${list missing}. Add the cable, or name another topology."
@@ -199,6 +234,7 @@ in
         ++ peerChecks
         ++ deviceChecks
         ++ topologyChecks
+        ++ shardChecks
         ++ shareChecks
         ++ profileChecks
         ++ firewallChecks

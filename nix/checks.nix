@@ -1,6 +1,7 @@
 # `nix flake check`: the packages build, the committed schema is the program's own, and every example fleet is one that
 # the program accepts. The NixOS systems themselves are evaluated by flake check.
-{ self, pkgs }:
+{ self, ... }:
+{ pkgs, ... }:
 let
   inherit (pkgs) lib;
   packages = self.packages.${pkgs.stdenv.hostPlatform.system};

@@ -1,6 +1,6 @@
 # What the Makefile needs and a NixOS machine does not have at hand. Python packages come from the Makefile's own
 # environments, so that `make` does the same here as anywhere else.
-{ pkgs }:
+{ pkgs, ... }:
 {
   default = pkgs.mkShell {
     packages = [

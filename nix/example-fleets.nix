@@ -1,5 +1,5 @@
 # Every file in tests/fleets as NixOS systems, `<fleet>-<node>`: what the README shows is what the checks evaluate.
-{ self, nixpkgs }:
+{ self, nixpkgs, ... }:
 let
   inherit (nixpkgs) lib;
   machine = {

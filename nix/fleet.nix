@@ -2,7 +2,7 @@
 #
 # `fleet` is the one file all machines share; `modules` is what else a machine is. Every system gets its node's name as
 # host name, so `nixos-rebuild switch --flake .` picks the right one on each machine.
-{ self, nixpkgs }:
+{ self, nixpkgs, ... }:
 {
   fleet,
   modules ? [ ],

@@ -47,6 +47,8 @@ in
         max_channels = mkDefault 8;
       };
     };
+    # Three ranks do not divide the model's 8 groups of heads, nor its draft experts.
+    adapters.tp_pad = mkDefault { };
     pack.ways = mkDefault 16;
   };
 }

@@ -69,6 +69,7 @@ class Nix:
         """Run a `nix` command on the flake: the stand-in for nixpkgs, no network, the lock left as it is."""
         return self.run(
             "nix", *command, *args, "--override-input", "nixpkgs", f"path:{HERE / 'shim'}",
+            "--override-input", "nixos-dgx-spark", f"path:{HERE / 'shim/dgx-spark'}",
             "--offline", "--no-write-lock-file", "--store", str(self.work / "store"),
         )  # fmt: skip
 
@@ -76,8 +77,14 @@ class Nix:
         """Evaluate an expression to JSON. `flake` (its outputs), `lib` and `machine` are in scope."""
         scope = f"""
           let
-            nixpkgs = (import {HERE}/shim/flake.nix).outputs {{ self = {{ outPath = {HERE}/shim; }}; }};
-            flake = (import {self.source}/flake.nix).outputs {{ self = flake; inherit nixpkgs; }};
+            nixpkgs = (import {HERE}/shim/flake.nix).outputs {{ self = {{ outPath = {HERE}/shim; }}; }} // {{
+              outPath = "{HERE}/shim";
+            }};
+            flake = (import {self.source}/flake.nix).outputs {{
+              self = flake;
+              inherit nixpkgs;
+              nixos-dgx-spark = "{HERE}/shim/dgx-spark";
+            }};
             inherit (nixpkgs) lib;
             machine = {{
               boot.loader.grub.enable = false;

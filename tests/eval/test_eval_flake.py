@@ -36,8 +36,51 @@ def test_flake_show_lists_the_packages_of_both_systems(nix: Nix) -> None:
     assert done.returncode == 0, done.stderr
     packages = json.loads(done.stdout)["packages"]
     assert {system: sorted(names) for system, names in packages.items()} == {
-        system: ["adapters", "default", "engine", "rowstore", "supervisor"] for system in SYSTEMS
+        system: ["adapters", "default", "engine", "image", "oci", "rowstore", "supervisor"] for system in SYSTEMS
     }
+
+
+def test_flake_shows_what_people_use_by_name(nix: Nix) -> None:
+    done = nix.flake(["flake", "show", "path:."], "--json", "--all-systems")
+    shown = json.loads(done.stdout)
+    assert sorted(shown["nixosModules"]) == ["default", "modules", "spark-hardware"]
+    assert sorted(shown["nixosConfigurations"]) == sorted(
+        f"{fleet}-spark{n}" for fleet, size in (("triangle-3", 3), ("switched-4", 4), ("ring-4", 4))
+        for n in range(1, size + 1)
+    )  # fmt: skip
+    assert shown["overlays"] == {"default": {"type": "nixpkgs-overlay"}}
+    for system in SYSTEMS:
+        assert sorted(shown["apps"][system]) == ["demo", "doctor"]
+        assert {"supervisor", "adapters", "rowstore", "settings-schema"} <= set(shown["checks"][system])
+        assert "default" in shown["devShells"][system]
+        assert shown["formatter"][system]["type"] == "derivation"
+
+
+def test_image_holds_one_nodes_whole_system_and_oci_the_engine(nix: Nix) -> None:
+    """What they are made of, from their derivations: nothing is built."""
+    made = nix.value(
+        """
+          let p = flake.packages.x86_64-linux; in {
+            image = p.image.system;
+            oci = { contents = map toString p.oci.contents; inherit (p.oci) config; };
+            engine = toString flake.packages.aarch64-linux.engine;
+          }
+        """
+    )
+    assert made["image"].endswith("-nixos-system-spark1")
+    assert made["engine"] in made["oci"]["contents"]
+    assert json.loads(made["oci"]["config"])["Entrypoint"] == [f"{made['engine']}/bin/python3"]
+
+
+def test_image_of_a_node_that_is_not_there_names_those_that_are(nix: Nix) -> None:
+    fleet = REPOSITORY / "tests/fleets/triangle-3.nix"
+    message = nix.refusal(f'(flake.lib.image {{ fleet = {fleet}; node = "spark9"; }}).drvPath')
+    assert "spark9 is not a node of the fleet (spark1, spark2, spark3). Name one of them." in message
+
+
+def test_hardware_module_is_optional_and_turns_the_spark_on(nix: Nix) -> None:
+    system = "(lib.nixosSystem { modules = [ flake.nixosModules.spark-hardware machine ]; })"
+    assert nix.value(f"{system}.config.hardware.dgx-spark.enable") is True
 
 
 def test_the_lock_is_not_touched(nix: Nix) -> None:

@@ -67,6 +67,34 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         "set.engine.parallelism.tp_size = 4;",
         "engine.parallelism.tp_size is 4, but fleet.nodes has 3. One GPU a node: make the two equal.",
     ),
+    "model_that_cannot_be_cut_into_five": (
+        SWITCHED,
+        """
+          set.engine.profile = lib.mkForce null; set.engine.parallelism.tp_size = 5;
+          set.fleet.nodes.spark5 = {
+            rank = 4; management_address = "10.0.0.5"; management_interface = "enP7s7";
+            rails.a = { interface = "enp1s0f0np0"; rdma_device = "rocep1s0f0"; address = "10.0.20.5/24"; };
+          };
+        """,
+        "engine.parallelism.tp_size is 5, but 5 shards of the experts' width 2304 are not whole blocks of 32: "
+        "the model cannot be cut so. Use 1, 2, 3, 4, 6, 8 nodes.",
+    ),
+    "heads_that_do_not_divide_and_are_not_padded": (
+        TRIANGLE,
+        "set.adapters.tp_pad = null;",
+        "engine.parallelism.tp_size is 3, which does not divide the model's 8 groups of attention heads. "
+        "Set services.dsv41.settings.adapters.tp_pad = { }, which pads them.",
+    ),
+    "ring_of_three": (
+        TRIANGLE,
+        'set.fleet.topology = lib.mkForce "ring";',
+        "fleet.topology is ring, which has 4 nodes or more; fleet.nodes has 3. Three are a triangle.",
+    ),
+    "ring_with_a_switch": (
+        SWITCHED,
+        'set.fleet.topology = lib.mkForce "ring";',
+        "fleet.topology is ring, but not every node has two neighbours (spark1 has 0, spark2 has 0,",
+    ),
     "expert_parallelism_that_does_not_divide": (
         TRIANGLE,
         "set.engine.parallelism.ep_size = 2;",

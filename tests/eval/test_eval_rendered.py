@@ -12,7 +12,7 @@ from dsv41_supervisor import settings as settings_module
 from nix_runner import HERE, REPOSITORY, Nix
 
 GOLDEN = HERE / "golden"
-MACHINES = ("triangle-3-spark1", "triangle-3-spark2", "switched-4-spark1")
+MACHINES = ("triangle-3-spark1", "triangle-3-spark2", "switched-4-spark1", "ring-4-spark1")
 
 # Every file a machine gets from us, by name.
 RENDERED = """
@@ -92,7 +92,7 @@ def test_rank_keeps_the_devices_of_gpu_and_rdma(rendered: Rendered) -> None:
 
 def test_only_the_head_has_the_gateway_and_the_export(rendered: Rendered) -> None:
     has_gateway = {machine for machine, files in rendered.items() if "dsv41-gateway.service" in files}
-    assert has_gateway == {"triangle-3-spark1", "switched-4-spark1"}
+    assert has_gateway == {"triangle-3-spark1", "switched-4-spark1", "ring-4-spark1"}
     assert {machine for machine, files in rendered.items() if "exports" in files} == {"triangle-3-spark1"}
 
 
@@ -111,7 +111,7 @@ def settings_of(nix: Nix) -> dict[str, Any]:
 
 def test_the_program_accepts_the_settings_of_every_example(nix: Nix) -> None:
     everything = settings_of(nix)
-    assert len(everything) == 7
+    assert len(everything) == 11
     for machine, text in everything.items():
         settings = settings_module.parse(text, machine)
         assert settings.fleet.world_size == settings.engine.parallelism.tp_size
@@ -122,7 +122,7 @@ def test_all_machines_of_a_fleet_have_the_same_settings(nix: Nix) -> None:
     for machine, text in settings_of(nix).items():
         fleet = machine.rpartition("-")[0]
         hashes.setdefault(fleet, set()).add(settings_module.parse(text, machine).hash)
-    assert {fleet: len(each) for fleet, each in hashes.items()} == {"triangle-3": 1, "switched-4": 1}
+    assert {fleet: len(each) for fleet, each in hashes.items()} == {"triangle-3": 1, "switched-4": 1, "ring-4": 1}
 
 
 def test_a_profile_gives_defaults_and_the_fleet_file_wins(nix: Nix) -> None:

@@ -46,8 +46,12 @@ def test_lock_pins_what_the_flake_asks_for() -> None:
     text = (REPOSITORY / "flake.nix").read_text()
     owner, repo, ref = re.search(r'nixpkgs\.url = "github:(\w+)/(\w+)/([\w.-]+)"', text).groups()
     assert nixpkgs["original"] == {"type": "github", "owner": owner, "repo": repo, "ref": ref}
-    assert re.fullmatch(r"[0-9a-f]{40}", nixpkgs["locked"]["rev"])
-    assert re.fullmatch(r"sha256-[A-Za-z0-9+/]{43}=", nixpkgs["locked"]["narHash"])
+    assert set(lock["nodes"]) == {"root", "nixpkgs", "nixos-dgx-spark"}
+    assert lock["nodes"]["nixos-dgx-spark"]["flake"] is False
+    for name in ("nixpkgs", "nixos-dgx-spark"):
+        locked = lock["nodes"][name]["locked"]
+        assert re.fullmatch(r"[0-9a-f]{40}", locked["rev"])
+        assert re.fullmatch(r"sha256-[A-Za-z0-9+/]{43}=", locked["narHash"])
 
 
 @pytest.mark.parametrize("name", ["supervisor", "adapters", "rowstore"])

@@ -4,21 +4,24 @@
   modules,
   specialArgs ? { },
 }:
-lib.evalModules {
-  modules = [
-    ./nixos/options.nix
-    ./nixos/systemd.nix
-    ./nixos/networkd.nix
-    ./nixos/toplevel.nix
-    (
-      { config, ... }:
-      {
-        config._module.args.pkgs = legacyPackages.${config.nixpkgs.hostPlatform};
-      }
-    )
-  ]
-  ++ modules;
-  specialArgs = specialArgs // {
-    utils = import ./nixos/utils.nix { inherit lib; };
+let
+  system = lib.evalModules {
+    modules = [
+      ./nixos/options.nix
+      ./nixos/systemd.nix
+      ./nixos/networkd.nix
+      ./nixos/toplevel.nix
+      (
+        { config, ... }:
+        {
+          config._module.args.pkgs = legacyPackages.${config.nixpkgs.hostPlatform};
+        }
+      )
+    ]
+    ++ modules;
+    specialArgs = specialArgs // {
+      utils = import ./nixos/utils.nix { inherit lib; };
+    };
   };
-}
+in
+system // { pkgs = legacyPackages.${system.config.nixpkgs.hostPlatform}; }

@@ -108,6 +108,9 @@ let
   packages =
     lib.genAttrs [
     "autoPatchelfHook"
+    "bash"
+    "cacert"
+    "coreutils"
     "gcc"
     "git"
     "gnumake"
@@ -127,6 +130,26 @@ let
     };
     addDriverRunpath.driverLink = "/run/opengl-driver";
     mkShell = { packages }: fake "nix-shell" { inherit packages; };
+    # A file with a text, as the fake derivation that holds it.
+    writeShellScript = name: text: fake name { inherit text; };
+    callPackage = callPackageWith (packages // { inherit lib; });
+    dockerTools = {
+      streamLayeredImage =
+        {
+          name,
+          tag,
+          contents,
+          maxLayers,
+          config,
+        }:
+        fake "stream-${name}" {
+          inherit tag contents maxLayers;
+          config = lib.toJSON config;
+        };
+      binSh = fake "binSh" { };
+      fakeNss = fake "fakeNss" { };
+      usrBinEnv = fake "usrBinEnv" { };
+    };
     runCommand =
       name: attrs: script:
       fake name (attrs // { inherit script; });

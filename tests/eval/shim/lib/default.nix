@@ -89,6 +89,7 @@ let
     assertMsg = ok: message: ok || throw message;
     importJSON = path: b.fromJSON (b.readFile path);
     isDerivation = value: isAttrs value && value.type or null == "derivation";
+    escapeShellArg = text: "'${replaceStrings [ "'" ] [ "'\\''" ] (toString text)}'";
     getExe = package: "${package}/bin/${package.meta.mainProgram}";
 
     licenses = genAttrs [ "asl20" ] (shortName: { inherit shortName; });

@@ -25,6 +25,11 @@ in
     system.stateVersion = option types.str "26.05";
 
     boot.loader.grub.enable = option types.bool true;
+    boot.loader.systemd-boot.enable = option types.bool false;
+    boot.loader.efi.canTouchEfiVariables = option types.bool false;
+    boot.growPartition = option types.bool false;
+    boot.initrd.availableKernelModules = option (types.listOf types.str) [ ];
+    nixpkgs.config.allowUnfree = option types.bool false;
     boot.kernelModules = option (types.listOf types.str) [ ];
     boot.kernel.sysctl = option attrsOfAtoms { };
     boot.supportedFilesystems = option (types.listOf types.str) [ ];
@@ -44,6 +49,7 @@ in
         options = {
           device = option (types.nullOr types.str) null;
           fsType = option types.str "auto";
+          autoResize = option types.bool false;
           options = option (types.listOf types.str) [ ];
         };
       }

@@ -1,0 +1,59 @@
+# lib.image { fleet; node; modules } → a raw disk with that node's whole system: firmware starts it, `nixos-rebuild
+# switch` changes it later. Written to a USB stick or straight to the drive, it grows to the size it finds.
+#
+# No weights and no keys are in it. `modules` is where people get in (users, ssh keys); without them nobody can.
+{ self, nixpkgs, ... }:
+{
+  fleet,
+  node,
+  modules ? [ ],
+}:
+let
+  disk =
+    { config, lib, ... }:
+    {
+      fileSystems."/" = {
+        device = "/dev/disk/by-label/nixos";
+        fsType = "ext4";
+        autoResize = true;
+      };
+      fileSystems."/boot" = {
+        device = "/dev/disk/by-label/ESP";
+        fsType = "vfat";
+      };
+      boot.growPartition = true;
+      boot.loader.systemd-boot.enable = true;
+      # The firmware finds a disk's default loader by itself; its variables are not ours to fill.
+      boot.loader.efi.canTouchEfiVariables = false;
+      # Without the first a Spark does not see the stick that it boots from (graham33/nixos-dgx-spark#7).
+      boot.initrd.availableKernelModules = [
+        "xhci_plat_hcd"
+        "usb_storage"
+        "uas"
+        "nvme"
+      ];
+      system.stateVersion = lib.mkDefault "26.05";
+    };
+  systems = self.lib.fleet {
+    inherit fleet;
+    modules = [
+      self.nixosModules.spark-hardware
+      disk
+    ]
+    ++ modules;
+  };
+  system =
+    systems.${node}
+      or (throw "lib.image: ${node} is not a node of the fleet (${nixpkgs.lib.concatStringsSep ", " (builtins.attrNames systems)}). Name one of them.");
+in
+import "${nixpkgs}/nixos/lib/make-disk-image.nix" {
+  inherit (system) config pkgs;
+  inherit (nixpkgs) lib;
+  name = "dsv41-image-${node}";
+  label = "nixos";
+  format = "raw";
+  partitionTableType = "efi";
+  diskSize = "auto";
+  # For the first days; the disk grows at the first boot.
+  additionalSpace = "4G";
+}

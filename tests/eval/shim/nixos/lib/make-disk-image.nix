@@ -1,0 +1,22 @@
+# nixos/lib/make-disk-image.nix by its arguments: a derivation that depends on the system that it would hold.
+{
+  config,
+  lib,
+  pkgs,
+  name,
+  label,
+  format,
+  partitionTableType,
+  diskSize,
+  additionalSpace,
+}:
+pkgs.runCommand name {
+  inherit
+    label
+    format
+    partitionTableType
+    diskSize
+    additionalSpace
+    ;
+  system = config.system.build.toplevel;
+} ""
