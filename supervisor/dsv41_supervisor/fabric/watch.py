@@ -13,13 +13,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import Stage
 from ..journal import Event, event, log
 from ..settings import Settings
-from .facts import NodeFacts
+from .facts import ROCE_V2, NodeFacts
 from .links import fatal_errors, read_links, read_pcie
 from .rdma import read_rdma, still_as_read
 from .roots import Roots
@@ -76,6 +76,27 @@ def view(settings: Settings, node: str, facts: NodeFacts) -> dict[tuple[str, str
     return shown
 
 
+def repaired(settings: Settings, node: str, change: Change) -> bool:
+    """Whether a value that was wrong at launch (somebody overrode a check) is now what the settings want. Pure.
+
+    Of a GID table: it got the rail's entry. Without one no index was planned, so that none can have moved.
+    """
+    rail = settings.fleet.nodes[node].rails[change.rail]
+    wanted = {
+        "interface": "there", "state": "up", "carrier": "there", "MTU": str(settings.fleet.mtu), "RDMA port": "ACTIVE",
+        "addresses": str(rail.address),
+    }  # fmt: skip
+    if change.after == wanted.get(change.what):
+        return True
+    if change.what == "addresses":
+        before, after = change.before.split(", "), change.after.split(", ")
+        return str(rail.address) in after and str(rail.address) not in before
+    if change.what == "GID table":
+        entry = f": {rail.address.ip} {ROCE_V2} on {rail.interface}"
+        return entry in change.after and entry not in change.before
+    return False
+
+
 def differences(before: View, after: View, at_s: float) -> tuple[Change, ...]:
     """Every entry that differs; one that is gone is shown as gone. Pure."""
     return tuple(
@@ -112,7 +133,7 @@ class FabricWatch:
         self._node = node
         self._changed = changed
         self._roots = roots or Roots()
-        self._baseline: View | None = None
+        self._baseline: dict[tuple[str, str], str] | None = None
         self._wake = asyncio.Event()
         self._listening = False
         self._last: NodeFacts | None = None
@@ -129,7 +150,7 @@ class FabricWatch:
 
     def start_from(self, baseline: View) -> None:
         """As `start`, with a view that was written down at the launch."""
-        self._baseline = baseline
+        self._baseline = dict(baseline)
         self._settle(())
         self._wake.set()
 
@@ -221,9 +242,19 @@ class FabricWatch:
             return
         known = {(change.rail, change.what, change.after): change.at_s for change in self.changes}
         found = differences(self._baseline, view(self._settings, self._node, facts), time.time())
-        self._settle(tuple(
-            Change(c.rail, c.what, c.before, c.after, known.get((c.rail, c.what, c.after), c.at_s)) for c in found
-        ))  # fmt: skip
+        bad = []
+        for change in found:
+            if repaired(self._settings, self._node, change):
+                # From now on this is what must not change.
+                self._baseline[change.rail, change.what] = change.after
+                event(
+                    Event.FABRIC_CHANGED,
+                    f"rail {change.rail}: {change.what} is {change.after}, as the settings want it; at launch it was "
+                    f"{change.before}", stage=Stage.FABRIC, rail=change.rail,
+                )  # fmt: skip
+            else:
+                bad.append(replace(change, at_s=known.get((change.rail, change.what, change.after), change.at_s)))
+        self._settle(tuple(bad))
 
     def _settle(self, changes: tuple[Change, ...]) -> None:
         before, self.changes = self.changes, changes
@@ -234,5 +265,5 @@ class FabricWatch:
                 event(Event.FABRIC_CHANGED, f"{change}; the next connection may fail", logging.WARNING,
                       stage=Stage.FABRIC, rail=change.rail)  # fmt: skip
         if before and not changes and self._baseline is not None:
-            event(Event.FABRIC_CHANGED, "the rails are as they were at launch again", stage=Stage.FABRIC)
+            event(Event.FABRIC_CHANGED, "the rails are as they were at launch again, or as wanted", stage=Stage.FABRIC)
         self._changed()

@@ -7,13 +7,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 import pytest
 from dsv41_supervisor.fabric.agent import NodeFabric
 from dsv41_supervisor.fabric.facts import NodeFacts
 from dsv41_supervisor.fabric.roots import Roots
-from dsv41_supervisor.fabric.watch import FabricWatch, differences, look, view
+from dsv41_supervisor.fabric.watch import Change, FabricWatch, differences, look, repaired, view
 from dsv41_supervisor.fabric.words import status_lines
 from dsv41_supervisor.settings import Settings, parse
 
@@ -80,6 +81,50 @@ def test_what_no_rail_uses_does_not_matter() -> None:
     settings, fleet = _settings(), healthy(_settings())
     other = at(at(fleet, "ada", "links.lan0.mtu", 9000), "ada", "links.fab0a.counters", {"rx_bytes": 77})["ada"]
     assert differences(view(settings, "ada", fleet["ada"]), view(settings, "ada", other), 1.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("links.fab0a.mtu", 1500),
+        ("links.fab0a.addresses", ()),
+        ("links.fab0a.addresses", (IPv4Interface("10.99.0.1/24"),)),
+        ("links.fab0a.carrier", False),
+        ("rdma.roce-fab0a.ports.0.state", "DOWN"),
+        ("rdma.roce-fab0a.ports.0.gids", ()),
+    ],
+)
+async def test_what_was_wrong_at_launch_and_is_repaired_is_no_degradation_and_may_not_break_again(
+    path: str, wrong: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, fleet = _settings(), healthy(_settings())
+    broken, whole = at(fleet, "ada", path, wrong)["ada"], fleet["ada"]
+    now = broken
+
+    async def looked(*_: object) -> NodeFacts:
+        return now
+
+    monkeypatch.setattr("dsv41_supervisor.fabric.watch.look", looked)
+    watch = FabricWatch(settings, "ada", lambda: None)
+    watch.start(broken)
+    await watch.compare()
+    assert not watch.degraded
+    now = whole
+    with caplog.at_level(logging.INFO, "dsv41"):
+        await watch.compare()
+    assert watch.to_json()["state"] == "as launched"
+    assert any("as the settings want it; at launch it was" in r.getMessage() for r in caplog.records)
+    now = broken
+    await watch.compare()
+    assert watch.degraded
+
+
+def test_the_wrong_address_beside_the_right_one_is_no_degradation_when_it_was_there_at_launch() -> None:
+    settings = _settings()
+    for after, good in (("10.20.0.1/30, 10.99.0.1/24", True), ("10.20.0.1/30", True), ("10.98.0.1/24", False)):
+        assert repaired(settings, "ada", Change("cable0", "addresses", "10.99.0.1/24", after, 1.0)) is good
+    one_more = Change("cable0", "addresses", "10.20.0.1/30", "10.20.0.1/30, 10.99.0.1/24", 1.0)
+    assert not repaired(settings, "ada", one_more)
 
 
 async def test_a_gid_that_moves_while_serving_is_told_and_taken_back(
