@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from dsv41_supervisor.doctor.deep import program
+import dsv41_supervisor
+from dsv41_adapters import probe as program
+from dsv41_supervisor.doctor.deep.probe import PROGRAM
 
 
 def test_nccls_own_log_says_which_network_it_used(tmp_path: Path) -> None:
@@ -45,3 +48,16 @@ def test_a_program_that_fails_leaves_its_reason_and_an_exit_status(tmp_path: Pat
     done = subprocess.run([sys.executable, "-I", program.__file__, str(tmp_path / "request.json")], timeout=120)
     assert done.returncode == 69
     assert "No module named 'torch'" in json.loads((tmp_path / "result.json").read_text())["problem"]
+
+
+def test_no_file_of_the_supervisor_imports_torch() -> None:
+    """Its memory is the GPU's memory. What needs torch runs in the engine's environment, from the adapters' folder."""
+    where = Path(dsv41_supervisor.__file__).parent
+    found = []
+    for path in where.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [f"{path.relative_to(where)}:{node.lineno}" for name in names if name.split(".")[0] == "torch"]
+    assert found == []
+    assert PROGRAM.is_file() and "dsv41_adapters" in PROGRAM.parts

@@ -1,4 +1,4 @@
-"""What unit dsv41-probe runs: becomes the engine's Python with `program.py` and the environment planned for the rank.
+"""What unit dsv41-probe runs: becomes the engine's Python with the probe of the adapters and the rank's environment.
 
 The supervisor writes the request beforehand and reads the result afterwards; both are in one directory of its own.
 """
@@ -10,13 +10,16 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
+import dsv41_adapters
+
 from ...atomic import write_json
 from ...demo.keeper import MARK
 from ...errors import Dsv41Error, Stage
 from ...settings import Settings
 
 PROBE_UNIT = "dsv41-probe"
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = Path(dsv41_adapters.__file__).with_name("probe.py")
+"""Imports torch: it lives with what runs in the engine, and the supervisor only knows its path."""
 
 
 def directory(settings: Settings, node: str) -> Path:

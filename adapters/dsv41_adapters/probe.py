@@ -1,7 +1,8 @@
-"""Runs inside the engine's own environment, as one rank of a short collective, or as a burn of the GPU.
+"""One rank of a short collective, or a burn of the GPU: what `dsv41 doctor --deep` runs in the engine's environment.
 
-`python -I program.py REQUEST.json`. Imports torch, so the supervisor never imports this file; standard library else.
-Always writes its result and always ends: an alarm stands behind every wait.
+`python -I probe.py REQUEST.json`: run by its path and with the standard library beside torch, so that it also tells of
+an environment whose adapters are missing or older. Always writes its result and always ends: an alarm stands behind
+every wait.
 """
 
 import json
