@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -53,6 +52,7 @@ from .rank.health import EngineProbe, judge_arming
 from .rank.memory import MemoryLevel
 from .rank.phases import Phase
 from .rank.plan import PLAN, Boot, LaunchPlan, launch_plan, report_dir
+from .rank.port import becomes_free
 from .rank.record import ENDED, RUNNING, RankRecord
 from .rank.state import RankEvent, RankState, advance
 from .rank.watch import RankWatch
@@ -60,7 +60,6 @@ from .settings import Settings
 from .stages import prepare
 from .units import PACK_UNIT, Units, UnitState, UnitStatus, rank_unit
 
-PORT_FREE_S = 15.0
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TURNED_AWAY_S = 3.0
@@ -121,6 +120,8 @@ class NodeAgent:
         self._ending: str | None = None
         """Boot of the rank that is being stopped politely: it may finish what it does."""
         self.memory_level = MemoryLevel()
+        self.waits_for: str | None = None
+        """What stopping waits for, when that takes longer than it should."""
 
     @property
     def leases(self) -> LeaseBook:
@@ -214,10 +215,12 @@ class NodeAgent:
             if not members:
                 self._rank_is_gone()
             self.changes.bump()
-            port_free = await self._port_becomes_free()
+            holder = await becomes_free(self.settings.fleet.nodes[self.node].engine_port, self._waits)
             return {
                 "members": list(members),
-                "port_free": port_free,
+                "port_free": holder is None,
+                "port_holder": holder.words if holder is not None else None,
+                "port_holder_pid": holder.pid if holder is not None else None,
                 "memory_missing_bytes": 0 if members else await self.memory_level.missing_bytes(),
                 **self.shown.lease_json(),
             }
@@ -517,22 +520,10 @@ class NodeAgent:
             else:
                 log.error("background work of %s failed", self.node, exc_info=failure)
 
-    async def _port_becomes_free(self) -> bool:
-        """A process that was killed lets go of its port only when all its memory is given back."""
-        deadline = time.monotonic() + PORT_FREE_S
-        while not (free := self._port_free()) and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        return free
-
-    def _port_free(self) -> bool:
-        """Whether the engine could listen. Asked by binding: a connection would be seen by whoever holds the port."""
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", self.settings.fleet.nodes[self.node].engine_port))
-            except OSError:
-                return False
-        return True
+    def _waits(self, what: str | None) -> None:
+        if what != self.waits_for:
+            self.waits_for = what
+            self.changes.bump()
 
     def warn(self, sentence: str) -> None:
         if sentence not in self.warnings:

@@ -68,6 +68,7 @@ class NodeShown:
                 "sentence": rank.sentence,
                 "taken_up": agent.taking_up,
             },
+            "waits_for": agent.waits_for,
             "same": self.same_bits(),
             "same_known": bool(self._bits),
             "same_running": self.running_bits,

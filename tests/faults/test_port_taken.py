@@ -1,12 +1,13 @@
 """Fault: a foreign process holds a port that is needed.
 
-What the user sees: which port, on which node, and how to find who holds it. Exit 69; nothing of the foreigner is
-touched.
+What the user sees: while it waits, and in the refusal, which port, on which node, and who holds it. Exit 69; nothing
+of the foreigner is touched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import time
@@ -34,8 +35,14 @@ async def test_an_engine_port_held_by_another_is_named(tmp_path: Path, demo_chec
             assert status["state"] == "failed"
             (refusal,) = status["refusals"]
             assert refusal["node"] == "spark2"
-            assert f"port {port} is taken by a process that is not ours" in refusal["what"]
+            assert f"port {port} is taken by a process that is not ours: " in refusal["what"]
+            assert f"(pid {os.getpid()})" in refusal["what"]
+            assert f"kill {os.getpid()}" in refusal["hint"]
             assert refusal["transient"] is True
+            exit_status, said = await fleet.dsv41("up")
+            assert exit_status == Exit.UNAVAILABLE
+            assert f"rank 1 on spark2 waits for port {port}, held by " in said
+            assert "--override" not in said
         assert (await fleet.up())["state"] == "serving"
 
 

@@ -231,8 +231,8 @@ class Crew:
         if not left["port_free"]:
             port = self.settings.fleet.nodes[name].engine_port
             found.append(
-                Refusal(Stage.RANK, f"port {port} is taken by a process that is not ours.",
-                        f"See who holds it on {name}: ss -ltnp 'sport = :{port}', or set another engine_port.",
+                Refusal(Stage.RANK, f"port {port} is taken by a process that is not ours{_held_by(left)}.",
+                        _free_it(left.get("port_holder_pid"), port, name),
                         node=name, rank=rank, transient=True, check="engine-port")
             )  # fmt: skip
         if left.get("memory_missing_bytes"):
@@ -273,6 +273,16 @@ class Crew:
             f"no port of engine.rendezvous is free on {address}: {', '.join(taken[:3])}, …", stage=Stage.RANK,
             node=self.settings.fleet.head, transient=True, hint="See who holds them: ss -ltnp",
         )  # fmt: skip
+
+
+def _held_by(left: dict[str, Any]) -> str:
+    return f": {left['port_holder']}" if left.get("port_holder") else ""
+
+
+def _free_it(pid: int | None, port: int, name: str) -> str:
+    if pid is not None:
+        return f"Stop it on {name} (kill {pid}), or set another engine_port there."
+    return f"See who holds it on {name}, as root: ss -ltnp 'sport = :{port}'; or set another engine_port there."
 
 
 def two_heads(sentence: str) -> Refusal:

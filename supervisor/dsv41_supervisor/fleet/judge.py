@@ -117,6 +117,8 @@ class Seen:
             where = f"rank {self.number(node)} on {node}"
             if status is None:
                 parts.append(f"{where} unreachable")
+            elif status.get("waits_for"):
+                parts.append(f"{where} waits for {status['waits_for']}")
             elif status["prepare"]["state"] == "running":
                 stage = status["prepare"]["stage"]
                 parts.append(f"{where} {f'in stage {stage}' if stage else 'begins its checks'}")
