@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import Dsv41Error, PeerUnreachable, Stage
+from ..fabric.bounded import BoundedReads
 from ..fabric.facts import NodeFacts
 from ..fabric.read import read_facts
 from ..fleet.peers import SupervisorClient, read_fleet_key
 from ..settings import Settings
-from .bounded import BoundedReads
 from .collect import Standing, fabric_within, read_host
 from .facts import HostFacts
 from .fleet_facts import Answer

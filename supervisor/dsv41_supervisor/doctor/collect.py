@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
+from ..fabric.bounded import BoundedReads, Unread
 from ..settings import Device, Settings
 from . import read_files, read_gateway, read_gpu, read_proc
-from .bounded import BoundedReads, Unread
 from .facts import MAX_ROWS, HostFacts, Port
 
 READ_S = 1.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from ..fabric.bounded import BoundedReads
 from ..fabric.read import read_facts
-from .bounded import BoundedReads
 from .collect import READ_S, Standing, fabric_within, read_host
 from .deep.serve import DeepServer
 
@@ -46,6 +46,8 @@ class DoctorService:
         )  # fmt: skip
         host, fabric = await asyncio.gather(
             read_host(agent.settings, agent.node, standing, self._reads, bound_s),
-            fabric_within(bound_s, read_facts(agent.settings, agent.node, None, status.members, bound_s / 2)),
+            fabric_within(
+                bound_s, read_facts(agent.settings, agent.node, None, status.members, bound_s / 2, self._reads)
+            ),
         )
         return {"host": host.model_dump(mode="json"), "fabric": fabric}

@@ -11,6 +11,7 @@ from ..deadline import Deadline
 from ..errors import Stage
 from ..journal import log
 from ..settings import Settings
+from .bounded import BoundedReads
 from .check import FabricReport, check_fabric
 from .facts import NodeFacts
 from .read import read_facts
@@ -29,6 +30,7 @@ class NodeFabric:
         self._settings = settings
         self._node = node
         self._roots = roots or Roots()
+        self._reads = BoundedReads()
         self.override: tuple[str, ...] = ()
         self.report: FabricReport | None = None
         self.facts: NodeFacts | None = None
@@ -42,7 +44,7 @@ class NodeFabric:
             hint=f"Run dsv41 doctor on {self._node}: it says which reader hangs.",
         )  # fmt: skip
         await deadline.wait(warm_neighbours(self._settings, self._node))
-        self.facts = await deadline.wait(read_facts(self._settings, self._node, self._roots))
+        self.facts = await deadline.wait(read_facts(self._settings, self._node, self._roots, reads=self._reads))
         self.report = check_fabric(self._settings, {self._node: self.facts}, self.override)
         for finding in self.report.overridden:
             log.warning("overridden: %s", finding)
@@ -51,13 +53,13 @@ class NodeFabric:
     async def read(self) -> NodeFacts:
         """What stage 2 saw in this boot; read now when it did not run yet."""
         if self.facts is None:
-            return await read_facts(self._settings, self._node, self._roots)
+            return await read_facts(self._settings, self._node, self._roots, reads=self._reads)
         return self.facts
 
     async def for_launch(self) -> NodeFacts:
         """Links and GID tables as they are now: an index may have moved since stage 2."""
         deadline = Deadline.after(LAUNCH_TIMEOUT_S, f"the GID tables of {self._node}", stage=Stage.FABRIC)
-        return await deadline.wait(look(self._settings, self._node, self._roots))
+        return await deadline.wait(look(self._settings, self._node, self._roots, self._reads))
 
     def launched(self, boot_id: str, facts: NodeFacts) -> None:
         """A rank was started with these facts: from now on they are what the rails are compared with."""

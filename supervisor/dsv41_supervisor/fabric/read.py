@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address
 from typing import Any, TypeVar
 
 from ..settings import Device, Settings, Topology, UnitBackend
-from .facts import Link, Nccl, NodeFacts
+from .bounded import BoundedReads
+from .facts import Link, Nccl, NodeFacts, RdmaDevice
 from .firewall import Packet, read_firewall
 from .limits import limits_of_process, limits_of_unit
 from .links import read_links, read_neighbours, with_ethtool, with_sysfs
@@ -24,6 +25,9 @@ READER_TIMEOUT_S = 5.0
 LIBRARY_TIMEOUT_S = 20.0
 """A libnccl of 200 MB is hashed the first time it is seen."""
 
+LONGEST_S = 3600.0
+"""No bound of its own: `_read` has one, and says so."""
+
 T = TypeVar("T")
 
 
@@ -33,17 +37,22 @@ async def read_facts(
     roots: Roots | None = None,
     rank_pids: Sequence[int] = (),
     bound_s: float = LIBRARY_TIMEOUT_S,
+    reads: BoundedReads | None = None,
 ) -> NodeFacts:
     """Everything about this node's fabric. Never raises: what could not be read is in `unread` with the reason.
 
     `rank_pids` are the processes of the running rank; without them limits are those its unit would get. `bound_s` is
-    the longest time for one reader where that is less than its own; two of them are read one after the other.
+    the longest time for one reader where that is less than its own; some are read after the links, so that it takes two
+    such times at most. `reads` is kept by who asks again and again: what hangs is then not started a second time.
     """
-    return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s).all()
+    return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s, reads or BoundedReads()).all()
 
 
 class _Reading:
-    def __init__(self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float) -> None:
+    def __init__(
+        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float, reads: BoundedReads
+    ) -> None:
+        self._reads = reads
         self._settings = settings
         self._bound_s = bound_s
         self._node = node
@@ -55,17 +64,18 @@ class _Reading:
 
     async def all(self) -> NodeFacts:
         links, routes, ways, neighbours, sysctls, firewall, limits, nccl = await asyncio.gather(
-            self._read("links", self._links(), {}),
+            self._read("links", read_links(), {}),
             self._read("routes", read_routes(), ()),
             self._read("ways", read_ways(pairs_of(self._settings, self._node)), ()),
             self._read("neighbours", read_neighbours(), ()),
-            self._read("sysctls", asyncio.to_thread(read_sysctls, self._roots, self._interfaces()), None),
+            self._read(
+                "sysctls", self._threaded("sysctls", lambda: read_sysctls(self._roots, self._interfaces())), None
+            ),
             self._read("firewall", self._firewall(), None),
             self._read("limits", self._limits(), None),
             self._read("nccl", self._nccl(), None, LIBRARY_TIMEOUT_S),
         )
-        mtus = {name: link.mtu for name, link in links.items()}
-        rdma = await self._read("rdma", asyncio.to_thread(read_rdma, self._roots, mtus), {})
+        links, rdma = await self._with_links(links)
         found: dict[str, Any] = {
             "links": links, "routes": routes, "ways": ways, "neighbours": neighbours, "rdma": rdma,
             "firewall": firewall, "limits": limits, "unread": dict(list(self._unread.items())[:64]),
@@ -89,20 +99,38 @@ class _Reading:
             self._unread[what] = f"{type(error).__name__}: {error}"[:300]
         return otherwise
 
+    def _threaded(self, what: str, work: Callable[[], T]) -> Awaitable[T]:
+        """In a daemon thread: a driver that holds a read holds neither the event loop nor the end of the program."""
+        return self._reads.read(f"fabric {what}", work, LONGEST_S)
+
     def _interfaces(self) -> list[str]:
         return [*self._rails, self._here.management_interface]
 
-    async def _links(self) -> dict[str, Link]:
-        links = await read_links()
-        links = await self._read("ethtool", with_ethtool(links, self._rails), links)
-        links = await asyncio.to_thread(lambda: {name: with_sysfs(link, self._roots) for name, link in links.items()})
-        if not any(rail.rdma_device for rail in self._here.rails.values()):
-            return links
-        for name in sorted(set(self._rails) & set(links)):
-            pfc = await self._read("pfc", read_pfc(name), None)
-            ecn = await asyncio.to_thread(read_ecn, self._roots, name)
-            links[name] = links[name].model_copy(update={"pfc_priorities": pfc, "ecn_priorities": ecn})
-        return links
+    async def _with_links(self, links: dict[str, Link]) -> tuple[dict[str, Link], dict[str, RdmaDevice]]:
+        """What is known about the links beside netlink, and the RDMA devices; side by side, each with its bound."""
+        mtus = {name: link.mtu for name, link in links.items()}
+        names = sorted(set(self._rails) & set(links))
+        lossless = any(rail.rdma_device for rail in self._here.rails.values())
+
+        def sysfs() -> dict[str, Link]:
+            seen = {name: with_sysfs(link, self._roots) for name, link in links.items()}
+            for name in names if lossless else ():
+                seen[name] = seen[name].model_copy(update={"ecn_priorities": read_ecn(self._roots, name)})
+            return seen
+
+        seen, told, rdma, *pfc = await asyncio.gather(
+            self._read("sysfs", self._threaded("sysfs", sysfs), links),
+            self._read("ethtool", with_ethtool(links, self._rails), links),
+            self._read("rdma", self._threaded("rdma", lambda: read_rdma(self._roots, mtus)), {}),
+            *(self._read("pfc", read_pfc(name), None) for name in names if lossless),
+        )
+        for name in names:
+            # The driver's own word comes first where both know something.
+            more = {k: v for k in ("speed_mbit", "autoneg", "module") if (v := getattr(told[name], k)) is not None}
+            seen[name] = seen[name].model_copy(update=more)
+        for name, priorities in zip(names, pfc, strict=False):
+            seen[name] = seen[name].model_copy(update={"pfc_priorities": priorities})
+        return seen, rdma
 
     async def _firewall(self) -> Any:
         incoming, forwarded = packets(self._settings, self._node)
@@ -121,14 +149,14 @@ class _Reading:
             raise Unreadable("engine.device is cpu: NCCL is not used")
         preload = engine.environment.get("LD_PRELOAD", "")
         chosen = engine.nccl.library
-        path = planned_library(
-            engine.python, str(self._settings.path(chosen, self._node)) if chosen is not None else None, preload
-        )
-        planned = await asyncio.to_thread(read_library, path)
-        mapped = []
-        for other in await asyncio.to_thread(mapped_libraries, self._roots, self._pids):
-            mapped.append(await asyncio.to_thread(read_library, other))
-        return Nccl(planned=planned, mapped=tuple(mapped))
+        named = str(self._settings.path(chosen, self._node)) if chosen is not None else None
+
+        def libraries() -> Nccl:
+            planned = read_library(planned_library(engine.python, named, preload))
+            mapped = tuple(read_library(other) for other in mapped_libraries(self._roots, self._pids))
+            return Nccl(planned=planned, mapped=mapped)
+
+        return await self._threaded("libraries", libraries)
 
 
 def packets(settings: Settings, node: str) -> tuple[list[Packet], list[Packet]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 MAX_TEXT_BYTES = 64 << 10
 MAX_TOOL_BYTES = 8 << 20
 TOOL_TIMEOUT_S = 3.0
+KILLED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ async def tool_output(*argv: str) -> str:
     except BaseException as error:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            # One that the kernel holds is not even ended by that; it is left alone.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_S)
         if isinstance(error, TimeoutError):
             raise Unreadable(f"{argv[0]} did not end within {TOOL_TIMEOUT_S:g} s") from None
         raise

@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import Stage
 from ..journal import Event, event, log
 from ..settings import Settings
+from .bounded import BoundedReads, Unread
 from .facts import ROCE_V2, NodeFacts
 from .links import fatal_errors, read_links, read_pcie
 from .rdma import read_rdma, still_as_read
@@ -27,6 +28,8 @@ from .roots import Roots
 PERIOD_S = 1.0
 WHOLE_S = 30.0
 SETTLE_S = 0.05
+LOOK_S = 5.0
+"""For one look: a driver that hangs must not silence the watch."""
 """Events come in bursts: one change of an interface is several messages."""
 _EVENT_GROUPS = 0x1 | 0x10
 """RTMGRP_LINK and RTMGRP_IPV4_IFADDR."""
@@ -106,9 +109,13 @@ def differences(before: View, after: View, at_s: float) -> tuple[Change, ...]:
     )
 
 
-async def look(settings: Settings, node: str, roots: Roots) -> NodeFacts:
-    """The few facts that are watched: links over netlink, RDMA from sysfs."""
-    links = await read_links()
+async def look(settings: Settings, node: str, roots: Roots, reads: BoundedReads | None = None) -> NodeFacts:
+    """The few facts that are watched: links over netlink, RDMA from sysfs. Raises Unread after LOOK_S."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            links = await read_links()
+    except TimeoutError:
+        raise Unread(f"waited {LOOK_S:g} s for the links (netlink)") from None
     mtus = {name: link.mtu for name, link in links.items()}
     here = settings.fleet.nodes[node].rails.values()
 
@@ -122,7 +129,7 @@ async def look(settings: Settings, node: str, roots: Roots) -> NodeFacts:
         wanted = {rail.rdma_device for rail in here if rail.rdma_device is not None}
         return NodeFacts(node=node, at_s=time.time(), links=seen, rdma=read_rdma(roots, mtus, wanted))
 
-    return await asyncio.to_thread(from_sysfs)
+    return await (reads or BoundedReads()).read("the rails in /sys", from_sysfs, LOOK_S)
 
 
 class FabricWatch:
@@ -134,6 +141,7 @@ class FabricWatch:
         self._changed = changed
         self._roots = roots or Roots()
         self._baseline: dict[tuple[str, str], str] | None = None
+        self._reads = BoundedReads()
         self._wake = asyncio.Event()
         self._listening = False
         self._last: NodeFacts | None = None
@@ -225,16 +233,19 @@ class FabricWatch:
                 if link.pcie is not None
             )
 
-        as_before = await asyncio.to_thread(stand)
+        try:
+            as_before = await self._reads.read("the watched entries in /sys", stand, LOOK_S)
+        except Unread:
+            return False  # The whole look says it.
         self.looked_at_s = time.monotonic()
         return as_before
 
     async def compare(self) -> None:
         """One look. What cannot be read is no change: the next look will tell."""
         try:
-            facts = await look(self._settings, self._node, self._roots)
+            facts = await look(self._settings, self._node, self._roots, self._reads)
         except Exception as error:
-            log.warning("the rails cannot be read: %r", error)
+            log.warning("the rails cannot be read: %s", error if isinstance(error, Unread) else repr(error))
             return
         self.looked_at_s = time.monotonic()
         self._last = facts

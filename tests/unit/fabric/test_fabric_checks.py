@@ -272,6 +272,9 @@ FAULTS = (
     Fault("nccl-mapped", "cyd", ("has mapped /elsewhere/libnccl.so.2 (2.28.3), planned was /opt/engine/libnccl.so.2",),
           _set("cyd", "nccl.mapped", (_library(path="/elsewhere/libnccl.so.2", version="2.28.3", sha256="1" * 64),)),
           severity=Severity.WARNING),
+    Fault("fabric-unread", "bob", ("rdma of its fabric cannot be read: no answer within 0.6 s.", "dmesg on bob"),
+          _set("bob", "unread", {"rdma": "no answer within 0.6 s", "firewall": "nft is not installed"}),
+          severity=Severity.WARNING),
     Fault("limit-memlock", "cyd", ("unit dsv41-rank@2 may lock 8388608 bytes", "LimitMEMLOCK=infinity"),
           _set("cyd", "limits.memlock_bytes", 8 << 20)),
     Fault("limit-files", "cyd", ("may open 1024 files, expected 1048576.",), _set("cyd", "limits.n_files", 1024)),
@@ -339,7 +342,7 @@ def test_refusals_carry_node_rank_check_and_the_next_step() -> None:
     refusal = next(r for r in report.refusals if r.check == "rail-mtu")
     assert str(refusal) == (
         "cyd rank 2, fabric: rail cable2 (fab0a) has MTU 1500, expected 9000. "
-        "Run ip link set fab0a mtu 9000 on cyd; both ends must agree."
+        "Run ip link set fab0a mtu 9000 on cyd; both ends must agree. [rail-mtu]"
     )
 
 

@@ -12,7 +12,23 @@ from .common import Fleet, skipped
 MIN_FILES = 65536
 GOOD_FILES = 1048576
 _GDR = {"NCCL_NET_GDR_READ": "0", "NCCL_DMABUF_ENABLE": "0", "NCCL_NET_FORCE_FLUSH": "0", "NCCL_IB_CUDA_SUPPORT": "0"}
+_NEEDED = {"links", "routes", "ways", "neighbours", "sysctls", "sysfs", "rdma"}
+"""What every machine has. The others may rightly be missing, and their checks say so."""
 _CPU = "not applicable: engine.device is cpu, and NCCL registers no memory"
+
+
+@check(
+    "fabric-unread", kind=FABRIC, severity=Severity.WARNING, source="issue 5: no check hangs",
+    what="Every fact of the fabric can be read in time; otherwise which one, and how long was waited.",
+)  # fmt: skip
+def _unread(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for node, facts in fleet.items():
+        for what in sorted(_NEEDED & facts.unread.keys()):
+            yield Found(
+                node, f"{what} of its fabric cannot be read: {facts.unread[what]}.",
+                f"See dmesg on {node}: a driver that hangs holds such a read. dsv41 doctor --timeout 20 waits longer.",
+                transient=True,
+            )  # fmt: skip
 
 
 @check(

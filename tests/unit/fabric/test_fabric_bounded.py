@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from dsv41_supervisor.doctor.bounded import BoundedReads, Unread
+from dsv41_supervisor.fabric.bounded import BoundedReads, Unread
 
 
 async def test_a_reader_that_hangs_is_named_with_how_long_was_waited() -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from .roots import Unreadable
+
 T = TypeVar("T")
 
 
-class Unread(Exception):
+class Unread(Unreadable):
     """A reader did not come back in time, or failed; the text says what was waited for."""
 
 
