@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..node import NodeAgent
 
 TICK_S = 0.25
+QUIET_TICK_S = 1.0
 ARMED_LOOK_S = 5.0
 """Between two looks at the adapters' reports of a rank that serves: each reads a file a process."""
 ENGINE_LOOK_S = 2.0
@@ -82,7 +83,9 @@ class RankWatch:
         served: RankRecord | None = None
         serving: _Serving | None = None
         while True:
-            await asyncio.sleep(TICK_S)
+            # Only a rank that is coming up is waited for by somebody; the rest is looked at less often than that.
+            coming_up = self._agent.rank.state in (RankState.LOADING, RankState.WARMING)
+            await asyncio.sleep(TICK_S if coming_up else QUIET_TICK_S)
             rank = self._agent.rank
             if rank.state is RankState.WARMING:
                 await self._warm(rank)
@@ -155,7 +158,7 @@ class _Serving:
     async def look(self) -> str | None:
         """Why the engine does not serve; None when it does, or when it is too early to look again."""
         now = time.monotonic()
-        if now - self._looked_at_s < ENGINE_LOOK_S:
+        if now - self._looked_at_s < ENGINE_LOOK_S - QUIET_TICK_S / 2:
             return None
         self._looked_at_s = now
         load = await self._probe.load()

@@ -68,6 +68,7 @@ class ProcessUnits:
         self._orphans: dict[int, int] = {}
         """Every member that was seen and not yet gone, pid to start time."""
         self._watchers: set[asyncio.Task[None]] = set()
+        self._knowing = False
         record_dir.mkdir(parents=True, exist_ok=True)
         # Orphans of a unit come to us instead of PID 1, so that no one escapes the search in `members`.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -108,7 +109,7 @@ class ProcessUnits:
         running = _Running(definition, process.pid, start_time(process.pid) or 0, process, ended=asyncio.Event())
         self._units[unit] = running
         self._spawn(self._watch(unit, running))
-        self._spawn(self._know(unit, running))
+        self._keep_knowing()
         try:
             self._write_record(unit, running)
         except OSError as error:
@@ -174,9 +175,9 @@ class ProcessUnits:
 
     # -- private -------------------------------------------------------------------------------------------------
 
-    def _members(self, running: _Running) -> list[int]:
+    def _members(self, running: _Running, table: Mapping[int, Proc] | None = None) -> list[int]:
         """Living processes of a unit: of its session, descended from those, or seen to be so before."""
-        table = processes()
+        table = processes() if table is None else table
         mine = {p.pid for p in table.values() if p.session == running.pid and p.start_ticks >= running.started}
         mine |= {pid for pid, ticks in running.known.items() if pid in table and table[pid].start_ticks == ticks}
         if running.exit_status is None and pid_is(table, running.pid, running.started):
@@ -219,14 +220,22 @@ class ProcessUnits:
             if result is not None:
                 await result
 
-    async def _know(self, unit: str, running: _Running) -> None:
-        """Look at a unit's processes now and then, so that none can slip away by losing its parent."""
-        while self._units.get(unit) is running or self._orphans:
-            if self._units.get(unit) is running:
-                self._members(running)
-            else:
-                self._reap(processes())
-            await asyncio.sleep(LOOK_S)
+    def _keep_knowing(self) -> None:
+        if not self._knowing:
+            self._knowing = True
+            self._spawn(self._know())
+
+    async def _know(self) -> None:
+        """Look at every unit's processes now and then, so that none can slip away by losing its parent."""
+        try:
+            while self._units or self._orphans:
+                table = processes()
+                for running in self._units.values():
+                    self._members(running, table)
+                self._reap(table)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._knowing = False
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -264,7 +273,7 @@ class ProcessUnits:
             running = _Running(self._definitions(unit), pid, started, None, ended=asyncio.Event())
             self._units[unit] = running
             self._spawn(self._watch(unit, running))
-            self._spawn(self._know(unit, running))
+            self._keep_knowing()
             log.info("took over %s (pid %d) from the supervisor before", unit, pid)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 
@@ -40,7 +40,7 @@ def start_time(pid: int) -> int | None:
     return None if proc is None or proc.dead else proc.start_ticks
 
 
-def pid_is(table: dict[int, Proc], pid: int, start_ticks: int) -> bool:
+def pid_is(table: Mapping[int, Proc], pid: int, start_ticks: int) -> bool:
     """Whether a pid is still the process that started then."""
     return pid in table and table[pid].start_ticks == start_ticks and not table[pid].dead
 
