@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from . import __version__
+from .commands.examples import EXAMPLES
 from .errors import Dsv41Error, Exit
 
 # In the order of a first day: try it, bring it up, look at it; then what units run.
@@ -24,12 +26,31 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f".commands.{name}", __package__).register(subparsers)
+    for name, command in subparsers.choices.items():
+        if name in EXAMPLES:
+            command.epilog = f"example: {EXAMPLES[name]}"
     return top
+
+
+def unknown_command(argv: Sequence[str], known: Iterable[str]) -> str | None:
+    """What to say about a first word that is no command; None when it is one, or an option."""
+    known = list(known)
+    if not argv or argv[0].startswith("-") or argv[0] in known:
+        return None
+    near = difflib.get_close_matches(argv[0], known, n=1)
+    meant = f"Did you mean dsv41 {near[0]}? " if near else ""
+    return f"there is no command {argv[0]!r}. {meant}dsv41 --help lists all."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = parser().parse_args(argv)
+        argv = sys.argv[1:] if argv is None else argv
+        top = parser()
+        known = next(a.choices for a in top._actions if isinstance(a, argparse._SubParsersAction))
+        if (wrong := unknown_command(argv, known)) is not None:
+            print(f"dsv41: {wrong}", file=sys.stderr)
+            return Exit.USAGE
+        args = top.parse_args(argv)
         return int(args.run(args))
     except Dsv41Error as error:
         print(f"dsv41: {error}", file=sys.stderr)

@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 
 from ..deadline import Deadline
-from ..errors import Dsv41Error, PeerUnreachable, Stage
+from ..errors import Dsv41Error, Exit, PeerUnreachable, Stage
 from ..fleet.peers import SupervisorClient
 from ..settings import Settings
+from .ended import hint, sentence
 from .network import Network
 
 SUPERVISOR_START_S = 30
@@ -34,9 +35,10 @@ class Daemon:
     process: asyncio.subprocess.Process
     log_path: Path
 
-    def last_lines(self, n: int = 5) -> list[str]:
+    def lines(self) -> list[str]:
+        """Of its log, those that say something."""
         with contextlib.suppress(OSError):
-            return [line for line in self.log_path.read_text(errors="replace").splitlines() if line.strip()][-n:]
+            return [line for line in self.log_path.read_text(errors="replace").splitlines() if line.strip()]
         return []
 
 
@@ -73,7 +75,7 @@ class DemoFleet:
                     async with session.get(f"{self.endpoint}/health"):
                         return
                 if deadline.expired:
-                    raise deadline.error("; ".join(gateway.last_lines(1)))
+                    raise deadline.error("; ".join(gateway.lines()[-1:]))
                 await asyncio.sleep(0.1)
 
     @property
@@ -135,13 +137,11 @@ class DemoFleet:
     def _check_alive(self, daemon: Daemon) -> None:
         if daemon.process.returncode is None:
             return
-        lines = daemon.last_lines()
-        said = next((line.removeprefix("dsv41: ") for line in reversed(lines) if line.startswith("dsv41: ")), None)
+        code = daemon.process.returncode
         raise Dsv41Error(
-            f"the {daemon.name} of {daemon.node} ended with status {daemon.process.returncode}: "
-            f"{said or (lines[-1] if lines else 'it said nothing')}",
+            sentence(f"the {daemon.name} of {daemon.node}", code, daemon.lines()),
             stage=Stage.GATEWAY if daemon.name == "gateway" else Stage.CONFIG,
             node=daemon.node,
-            hint=f"Its log is {daemon.log_path}.",
-            transient=daemon.process.returncode == 69,
+            hint=hint(code, daemon.log_path),
+            transient=code == Exit.UNAVAILABLE,
         )
