@@ -1,52 +1,32 @@
 """Fault: the drive with the supervisors' state and logs is full, while the fleet serves and while it is started.
 
-What the user sees: answers go on, and a lost rank is still recovered; what cannot be written is a warning in `status`.
-When a rank's log cannot even be opened, `dsv41 up` says so and exits with 69. With space again everything works.
+What the user sees: answers go on, a lost rank is still recovered, and `down` is still down after a restart: the head
+keeps some space for its record. What cannot be written is a warning in `status`. When even that space is gone, `up`,
+`pause` and `resume` are refused with 69; `down` is done, ends with 1 and says that it is not on disk; it is written
+later. When a rank's log cannot even be opened, `dsv41 up` says so and exits with 69. With space again everything works.
 What the operator sees: `cannot write …: No space left on device`.
 """
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness.drive import fill, small_drive
 from tests.harness.faults import Fault
 from tests.harness.fleet import kill, running_fleet
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-SMALL_BYTES = 4 << 20
 
 
-@contextmanager
-def _small_drive(path: Path) -> Iterator[None]:
-    path.mkdir(parents=True)
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"size={SMALL_BYTES},mode=0755".encode()
-    if libc.mount(b"tmpfs", str(path).encode(), b"tmpfs", 0, options):
-        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield
-    finally:
-        assert libc.umount2(str(path).encode(), 0) == 0, os.strerror(ctypes.get_errno())
-
-
-def _fill(path: Path) -> Path:
-    """Take every byte that is left."""
-    filler = path / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(b"x" * size)
-            except OSError:
-                continue
-    return filler
+def _record(drive: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((drive / "spark1" / "fleet.json").read_text())
+    return record
 
 
 async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
@@ -58,13 +38,13 @@ async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
         raw["supervisor"] |= {"state_dir": f"{drive}/{{node}}"}
         raw["recovery"] |= {"backoff_s": 0, "max_recoveries": 20}
 
-    with _small_drive(drive):
+    with small_drive(drive):
         async with running_fleet(
             tmp_path, demo_checkpoint, loopback=True, gateway=False, change=on_small_drive
         ) as fleet:
             before = await fleet.up()
             assert before["state"] == "serving", before["refusals"]
-            filler = _fill(drive)
+            filler = fill(drive)
             fault = Fault(
                 "state drive full while serving, then a rank killed",
                 sees="a warning; the fleet recovers all the same",
@@ -79,7 +59,17 @@ async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
             for node in ("spark1", "spark2", "spark3"):
                 await fleet.said(node, "cannot write .*node.json: No space left on device")
                 assert any("No space left" in w for w in after["nodes"][node]["warnings"]), node
-            await fleet.said("spark1", "cannot write .*fleet.json: No space left on device")
+            # What was kept free for the head's record is enough, again and again.
+            assert after["unwritten"] is None
+            assert _record(drive)["boot"]["id"] == after["boot"]["id"]
+            code, text = await fleet.dsv41("down")
+            assert code == 0, text
+            assert _record(drive)["wanted"] == "down"
+            await fleet.stop_supervisor("spark1")
+            await fleet.start_supervisor("spark1")
+            back = await fleet.until_answering(lambda s: "rank" in s["nodes"]["spark1"], "the head is back")
+            assert (back["wanted"], back["state"]) == ("down", "down")
+            assert (await fleet.up())["state"] == "serving"
             assert "Traceback" not in fleet.log("spark1")
 
             filler.unlink()
@@ -87,8 +77,55 @@ async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
             down = await fleet.until(lambda s: s["state"] == "down", "down works")
             assert all(n["measured"]["n_processes"] == 0 for n in down["nodes"].values())
             assert not any("No space left" in w for n in down["nodes"].values() for w in n["warnings"])
-            assert '"wanted": "down"' in (drive / "spark1" / "fleet.json").read_text()
+            assert _record(drive)["wanted"] == "down"
             assert (await fleet.up())["state"] == "serving"
+
+
+async def test_an_order_that_cannot_be_written_down_is_refused_and_down_is_not(
+    tmp_path: Path, demo_checkpoint: Path
+) -> None:
+    drive = tmp_path / "drive"
+
+    def on_small_drive(raw: dict[str, Any]) -> None:
+        raw["supervisor"] |= {"state_dir": f"{drive}/{{node}}"}
+
+    with small_drive(drive):
+        async with running_fleet(
+            tmp_path, demo_checkpoint, nodes=1, loopback=True, gateway=False, change=on_small_drive
+        ) as fleet:
+            assert (await fleet.up())["state"] == "serving"
+            fault = Fault(
+                "state drive full to the last byte, then down and up",
+                sees="down is done and said not to be on disk; up is refused with 69",
+                journal="cannot write …/fleet.json: No space left on device",
+            )
+            fillers = [fill(drive)]
+            (drive / "spark1" / "fleet.json.spare").unlink()
+            fillers.append(fill(drive, "the spare's room"))
+            code, text = await fleet.dsv41("pause")
+            assert code == 69 and "pause is refused: cannot write" in text and "Free some space" in text, text
+            assert (await fleet.status())["paused_by"] is None
+            code, text = await fleet.dsv41("down")
+            said = "down: every rank is gone, but what was ordered last (wanted: down) is not on disk"
+            assert code == 1 and said in text, text
+            fault.mark("stopped")
+            await fleet.said("spark1", "cannot write .*fleet.json: No space left on device")
+            code, text = await fleet.dsv41("status")
+            assert code == 69 and "(wanted: down) is not on disk" in text, text
+            assert _record(drive)["wanted"] == "up"
+            code, text = await fleet.dsv41("up")
+            assert code == 69 and "up is refused: cannot write" in text and "Traceback" not in text, text
+            for filler in fillers:
+                filler.unlink()
+            async with asyncio.timeout(30):
+                while _record(drive)["wanted"] != "down":
+                    await asyncio.sleep(0.1)
+            await fleet.until(lambda s: s["unwritten"] is None, "it is on disk")
+            await fleet.stop_supervisor("spark1")
+            await fleet.start_supervisor("spark1")
+            back = await fleet.until_answering(lambda s: "rank" in s["nodes"]["spark1"], "the head is back")
+            assert (back["wanted"], back["state"]) == ("down", "down")
+            fault.report()
 
 
 async def test_a_full_drive_under_the_logs_refuses_a_boot_in_words(tmp_path: Path, demo_checkpoint: Path) -> None:
@@ -97,11 +134,11 @@ async def test_a_full_drive_under_the_logs_refuses_a_boot_in_words(tmp_path: Pat
     def on_small_drive(raw: dict[str, Any]) -> None:
         raw["supervisor"] |= {"run_dir": f"{drive}/{{node}}"}
 
-    with _small_drive(drive):
+    with small_drive(drive):
         async with running_fleet(
             tmp_path, demo_checkpoint, loopback=True, gateway=False, change=on_small_drive
         ) as fleet:
-            filler = _fill(drive)
+            filler = fill(drive)
             fault = Fault(
                 "drive of the logs full at a start",
                 sees="`up` says so; exit 69",

@@ -14,13 +14,19 @@ from .samebits import differences
 
 async def adopt(crew: Crew, boot: Boot) -> str | None:
     """Take a boot up again. None when it serves; else why it cannot be kept."""
-    crew.sequence = crew.sequence.taken_up(boot)
+    crew.take_up(boot)
     deadline = Deadline.after(PEERS_TIMEOUT_S + crew.settings.engine.stall.warmup_s, "the ranks of the boot before")
     heard_by = Deadline.after(PEERS_TIMEOUT_S, "every node's supervisor")
     while True:
         look = crew.look()
         statuses = look.statuses
         heard = {name: status for name, status in statuses.items() if status is not None}
+        if (newer := crew.own_newer(look)) is not None:
+            # Begun here and not in the record, which could not be written or was put back: that one is meant.
+            crew.record.note(f"boot {newer.id} was begun by this head and is newer than its record")
+            boot = newer
+            crew.take_up(boot)
+            continue
         if (other := crew.other_head(look)) is not None:
             return other
         for name, status in heard.items():

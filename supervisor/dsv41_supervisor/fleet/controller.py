@@ -32,6 +32,8 @@ from .recovery import Again, Stay, after_a_failed_boot, after_a_loss
 
 STALE_COUNT_S = 5.0
 SERVE_LOOK_S = 2.0
+WRITE_AGAIN_S = 2.0
+MEASURE_SILENT_S = 1.0
 
 
 class FleetState(StrEnum):
@@ -47,7 +49,14 @@ class FleetState(StrEnum):
 
 
 def _unreachable(member: Member) -> dict[str, Any]:
-    return {"node": member.name, "unreachable_s": round(member.silent_s, 1), "trouble": member.trouble}
+    return {
+        "node": member.name, "unreachable_s": round(member.silent_s, 1), "trouble": member.trouble,
+        "lease_left_s": round(member.lease_left_s, 1),
+    }  # fmt: skip
+
+
+def _within(left_s: float) -> str:
+    return f"in {left_s:.0f} s at the latest" if left_s > 0 else "which has run out"
 
 
 class FleetController:
@@ -72,6 +81,18 @@ class FleetController:
     def members(self) -> dict[str, Member]:
         return self._crew.members
 
+    @property
+    def unwritten(self) -> str | None:
+        """What a restarted supervisor would not know; None while everything is on disk."""
+        if (why := self._record.unwritten) is None:
+            return None
+        wanted = "up" if self._record.wanted_up else "down"
+        return (
+            f"what was ordered last (wanted: {wanted}) is not on disk: {why}. A restart of the head's supervisor would "
+            f"forget it. It is tried again every {WRITE_AGAIN_S:g} s: free some space "
+            f"(df -h {self._record.directory}), or see who may write there."
+        )
+
     # -- what others ask ---------------------------------------------------------------------------------------------
 
     def up(self, by: str, override: tuple[str, ...] = ()) -> str:
@@ -88,19 +109,19 @@ class FleetController:
         record = self._record
         if record.wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
             return f"the fleet is already {self.state}; nothing was changed"
+        with record.kept("up is refused"):
+            record.wanted_up, record.override, record.recoveries = True, tuple(override), []
+            record.served, record.held, record.held_until = False, None, None
         allowed = f", overriding {', '.join(override)}" if override else ""
         record.decide(f"up was asked for by {by}{allowed}")
-        record.override = tuple(override)
-        record.recoveries.clear()
-        record.served, record.held, record.held_until = False, None, None
         self.refusals = ()
         if self.state is FleetState.FAILED:
             self._set_state(FleetState.DOWN, None)
-        self._set_wanted(True)
+        self._ordered()
         return "starting"
 
     def down(self, by: str) -> str:
-        """Ask for everything to stop."""
+        """Ask for everything to stop. Done whether it can be written down or not: `status` has what is not on disk."""
         if not self._record.wanted_up and self.state is FleetState.DOWN:
             return "the fleet is already down; nothing was changed"
         self._record.decide(f"down was asked for by {by}")
@@ -108,7 +129,7 @@ class FleetController:
         if self.state is FleetState.FAILED:
             # Whatever failed, every node is stopped and looked at again.
             self._set_state(FleetState.STOPPING, "stopping")
-        self._set_wanted(False)
+        self._unwanted()
         return "stopping"
 
     def drain(self, by: str) -> str:
@@ -117,17 +138,17 @@ class FleetController:
             return self.down(by)
         self._record.decide(f"drain was asked for by {by}")
         self._set_state(FleetState.DRAINING, "draining")
-        self._set_wanted(False)
+        self._unwanted()
         return "draining"
 
     def pause(self, by: str) -> str:
         """Start no recovery until resumed, over restarts as well. What serves goes on; `up` still starts the fleet."""
         if self._record.paused_by is not None:
             return f"recovery is already paused by {self._record.paused_by}; nothing was changed"
-        self._record.paused_by = by
+        with self._record.kept("pause is refused"):
+            self._record.paused_by = by
         self._record.decide("recovery is paused", f"asked for by {by}")
         self.desk.tell("paused", f"recovery is paused by {by}")
-        self._record.save()
         if self.state is FleetState.RECOVERING:
             # One that has begun is not waited for.
             self._order.set()
@@ -138,14 +159,17 @@ class FleetController:
         """Recover by itself again; what the pause held back begins now."""
         if self._record.paused_by is None:
             return "recovery is not paused; nothing was changed"
-        self._record.paused_by = None
-        self._record.decide("recovery is resumed", f"asked for by {by}")
+        record = self._record
+        held, why = record.held_until == "resume", record.held
+        with record.kept("resume is refused"):
+            record.paused_by = None
+            if held:
+                record.held = record.held_until = None
+        record.decide("recovery is resumed", f"asked for by {by}")
         self.desk.tell("resumed", f"recovery is resumed by {by}")
-        if self._record.held_until == "resume":
-            why, self._record.held, self._record.held_until = self._record.held, None, None
+        if held:
             self._set_state(FleetState.RECOVERING, why)
             self._order.set()
-        self._record.save()
         self.changes.bump()
         return "recovery is resumed"
 
@@ -162,17 +186,30 @@ class FleetController:
             "upstream": f"http://127.0.0.1:{port}",
             "served_model_name": self.settings.engine.served_model_name,
             "retry_after_s": self._retry_after_s(),
-            "detail": self._crew.look().detail(),
+            "detail": self._detail(),
         }
+
+    def _detail(self) -> str:
+        detail = self._crew.look().detail()
+        if not self._crew.awaited:
+            return detail
+        return f"waiting until the rank is gone on {', '.join(sorted(self._crew.awaited))}; {detail}"
 
     async def status(self) -> dict[str, Any]:
         """The whole fleet, for `dsv41 status`."""
 
         async def measured(member: Member) -> dict[str, Any]:
+            """Not longer than the node is heard of: a frozen one would hold up everybody who asks."""
+            asking = asyncio.ensure_future(member.measure())
             try:
-                return await member.measure()
+                while not asking.done() and member.silent_s < MEASURE_SILENT_S:
+                    await asyncio.wait({asking}, timeout=0.1)
+                return asking.result() if asking.done() else {}
             except Dsv41Error:
                 return {}
+            finally:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
 
         figures = await asyncio.gather(*(measured(m) for m in self.members.values()))
         return {
@@ -184,6 +221,7 @@ class FleetController:
             "wanted": "up" if self._record.wanted_up else "down",
             "recoveries": len(self._record.recoveries),
             "paused_by": self._record.paused_by,
+            "unwritten": self.unwritten,
             "override": sorted({*self._record.override, *self.settings.checks.override}),
             "findings": [f.to_json() for f in self.fabric.told] if self.fabric is not None else [],
             "readiness": self.readiness(),
@@ -203,6 +241,7 @@ class FleetController:
             group.create_task(self._crew.watch())
             group.create_task(self.desk.run(pick_up=True))
             group.create_task(self._drive())
+            group.create_task(self._write_again())
 
     def _about(self) -> dict[str, Any]:
         """What a bundle says about the fleet."""
@@ -391,7 +430,10 @@ class FleetController:
         self.refusals = ()
         self._set_state(FleetState.DOWN, None)
         # A node that is out of reach stops its rank when its lease ends; whether it did is not known here.
-        but = f", but {', '.join(unseen)} could not be asked" if unseen else ""
+        but = ""
+        if unseen:
+            left_s = max(self.members[name].lease_left_s for name in unseen)
+            but = f", but {', '.join(unseen)} could not be asked; a rank there ends with its lease, {_within(left_s)}"
         event(Event.FLEET_STOPPED, f"every rank is gone{but}", stage=Stage.RANK)
 
     async def _drained(self) -> None:
@@ -415,6 +457,8 @@ class FleetController:
         assert boot is not None
         self._set_state(FleetState.STARTING, "looking whether the ranks of the boot before still serve")
         why_not = await adopt(self._crew, boot)
+        # It may have found a newer one of its own.
+        boot = self._record.boot or boot
         if why_not is None:
             self._record.served = True
             self._record.save()
@@ -460,11 +504,23 @@ class FleetController:
         await self._order.wait()
         self._order.clear()
 
-    def _set_wanted(self, up: bool) -> None:
-        self._record.wanted_up = up
+    def _unwanted(self) -> None:
+        self._record.wanted_up = False
         self._record.save()
+        self._ordered()
+
+    def _ordered(self) -> None:
         self._order.set()
         self.changes.bump()
+
+    async def _write_again(self) -> None:
+        """What could not be written is tried again until it is, or until cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if self._record.unwritten is not None:
+                self._record.save()
+                if self._record.unwritten is None:
+                    self.changes.bump()
 
     def _set_state(self, state: FleetState, reason: str | None) -> None:
         if state is not self.state or reason != self.reason:

@@ -22,6 +22,7 @@ from ..settings import Settings
 from .judge import Seen, said
 from .lease import Stamp
 from .members import LocalMember, Member, RemoteMember, watch_s
+from .origin import origin
 from .record import FleetRecord
 from .samebits import differences
 from .sequence import NotYet, Sequence, What
@@ -30,6 +31,7 @@ PEERS_TIMEOUT_S = 20
 ASKED_AGAIN_S = 3.0
 """A node that answered strangely was asked again by then: somebody may have mended it and run up at once."""
 LOST_GRACE_S = 2.0
+STOP_LOOK_S = 0.25
 
 
 class Crew:
@@ -47,7 +49,10 @@ class Crew:
         for name, member in self.members.items():
             member.renewed_boot = lambda name=name: self.sequence.renews(name)  # type: ignore[misc]
         self.sequence = Sequence(tuple(fleet.in_rank_order), record.generation)
+        self.awaited: set[str] = set()
+        """Nodes that were told to stop and have not said what is left."""
         self._stamps: dict[str, Stamp] = {}
+        self._origin = origin(settings, agent.node)
 
     async def watch(self) -> None:
         """Hear every node until cancelled."""
@@ -127,13 +132,33 @@ class Crew:
                 raise deadline.error()
             await self.changes.newer_than(seen, min(0.5, max(deadline.left_s, 0.01)))
 
+    def own_newer(self, look: Seen) -> Boot | None:
+        """A boot that a node holds, newer than the one meant here, and begun by this very head before it was restarted:
+        its record is older than what it did. That is no other head."""
+        held = [
+            Boot.from_json(status["boot"]) for status in look.statuses.values()
+            if status is not None and status["boot"] and self.sequence.overtaken_by(said(status))
+        ]  # fmt: skip
+        ours = [boot for boot in held if boot.id.split("-")[1:2] == [self._origin]]
+        return max(ours, key=lambda boot: boot.generation, default=None)
+
     # -- ordering ----------------------------------------------------------------------------------------------------
 
+    def take_up(self, boot: Boot) -> None:
+        """Mean a boot that the supervisor before this one began."""
+        self.sequence = self.sequence.taken_up(boot)
+        self.record.boot, self.record.generation = boot, self.sequence.generation
+        self.record.save()
+
     def open_boot(self) -> Boot:
-        """A new boot, written down before anyone hears of it. Raises Refused naming nodes not seen to be stopped."""
+        """A new boot, written down before anyone hears of it.
+
+        Raises Refused naming nodes not seen to be stopped, or Dsv41Error when it cannot be written down: a restarted
+        head would give the number away again, and take its own boot for another head's.
+        """
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         try:
-            self.sequence = self.sequence.open(f"{stamp}-{secrets.token_hex(4)}", self._free_port())
+            self.sequence = self.sequence.open(f"{stamp}-{self._origin}-{secrets.token_hex(4)}", self._free_port())
         except NotYet as error:
             raise Refused([
                 Refusal(Stage.RANK, f"no boot can begin: {error}.", "Run dsv41 status: it shows what each node does.",
@@ -141,8 +166,12 @@ class Crew:
             ]) from None  # fmt: skip
         boot = self.sequence.boot
         assert boot is not None
-        self.record.boot, self.record.generation = boot, boot.generation
-        self.record.save()
+        try:
+            with self.record.kept("no boot can begin, because its number cannot be written down"):
+                self.record.boot, self.record.generation = boot, boot.generation
+        except Dsv41Error:
+            self.sequence = self.sequence.close()
+            raise
         return boot
 
     async def give_due(self) -> None:
@@ -195,17 +224,12 @@ class Crew:
         generation = self.sequence.generation
 
         async def stop(member: Member) -> dict[str, Any] | None:
-            deadline = Deadline.after(watch_s(self.settings) + self.settings.supervisor.peer_timeout_s + 2, member.name)
-            while True:
-                try:
-                    return await member.stop(generation, why, grace_s, keep_waiting)
-                except PeerUnreachable as error:
-                    if member.status is None or deadline.expired:
-                        # Out of reach: its lease is not renewed any more, so its rank stops by itself, and no boot
-                        # begins before its supervisor is heard again and says that nothing runs.
-                        log.warning("%s", error)
-                        return None
-                    await asyncio.sleep(0.2)
+            self.awaited.add(member.name)
+            try:
+                return await self._stopped(member, generation, why, grace_s, keep_waiting)
+            finally:
+                self.awaited.discard(member.name)
+                self.changes.bump()
 
         refusals: list[Refusal] = []
         unseen: list[str] = []
@@ -218,6 +242,38 @@ class Crew:
         if refusals:
             raise Refused(refusals)
         return unseen
+
+    async def _stopped(
+        self, member: Member, generation: int, why: str, grace_s: float, keep_waiting: bool
+    ) -> dict[str, Any] | None:
+        """What a node says is left there; None when it is out of reach.
+
+        Its lease is not renewed any more then, so its rank stops by itself, and no boot begins before its supervisor is
+        heard again and says that nothing runs. One that falls silent meanwhile (frozen, or behind a cut cable) has as
+        long to come back as a rank has to end.
+        """
+        began_s, timeout_s = time.monotonic(), self.settings.supervisor.peer_timeout_s
+        order = asyncio.ensure_future(member.stop(generation, why, grace_s, keep_waiting))
+        try:
+            while True:
+                await asyncio.wait({order}, timeout=STOP_LOOK_S)
+                waited_s = time.monotonic() - began_s
+                if not order.done():
+                    if member.status is None and waited_s > grace_s:
+                        log.warning("%s has not answered for %.1f s; not waiting for it", member.name, member.silent_s)
+                        return None
+                    continue
+                try:
+                    return order.result()
+                except PeerUnreachable as error:
+                    if member.status is None or waited_s > watch_s(self.settings) + timeout_s + 2:
+                        log.warning("%s", error)
+                        return None
+                await asyncio.sleep(0.2)
+                order = asyncio.ensure_future(member.stop(generation, why, grace_s, keep_waiting))
+        finally:
+            order.cancel()
+            await asyncio.gather(order, return_exceptions=True)
 
     def _left(self, name: str, left: dict[str, Any]) -> list[Refusal]:
         """What of a rank was not seen gone."""

@@ -62,6 +62,10 @@ class LocalMember:
     def silent_s(self) -> float:
         return 0.0
 
+    @property
+    def lease_left_s(self) -> float:
+        return self._agent.leases.left_s(time.monotonic())
+
     async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
         self._agent.prepare(boot, self._agent.lease.stamp(), override)
 
@@ -120,6 +124,11 @@ class RemoteMember:
     @property
     def silent_s(self) -> float:
         return max(0.0, time.monotonic() - self._heard_at_s - self._due_s)
+
+    @property
+    def lease_left_s(self) -> float:
+        """For how long at most a lease of this node can still run: each renewal answers to a status heard before it."""
+        return max(0.0, self._heard_at_s + self._settings.supervisor.lease_ttl_s - time.monotonic())
 
     async def prepare(self, boot: Boot, override: tuple[str, ...] = ()) -> None:
         stamp = self.status["stamp"] if self.status is not None else ""
@@ -217,7 +226,7 @@ def not_understood(answer: Mapping[str, Any]) -> str | None:
         RankState(rank["state"]), Phase(rank["phase"]), int(answer["version"]), int(answer["highest_generation"])
         Hold(answer["hold"]), Stamp.parse(answer["stamp"])
         said = [str(rank["sentence"]), *map(str, rank["last_lines"]), *answer["same"].keys(), answer["same"].values()]
-        boot = answer["boot"] is None or answer["boot"]["id"]
+        boot = answer["boot"] is None or Boot.from_json(answer["boot"])
         refusals = [Refusal.from_json(r) for r in prepare["refusals"]]
         _ = said, boot, refusals, rank["reason"], rank["refused"], prepare["boot"], prepare["state"], prepare["stage"]
         return None

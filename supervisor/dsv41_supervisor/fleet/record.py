@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import errno
+import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..atomic import read_state, set_aside, write_json
+from ..errors import Dsv41Error, Stage
 from ..journal import log
 from ..rank.plan import Boot
 from .decisions import Decisions
@@ -17,6 +23,8 @@ N_TIMELINE = 200
 MACHINE_BOOT = Path("/proc/sys/kernel/random/boot_id")
 FIRST_BOOT_GUESS_S = 60.0
 """Guess; used for Retry-After until a boot was measured."""
+SPARE_BYTES = 64 << 10
+"""Kept free for the record on a drive that fills up; the record itself has a few hundred bytes."""
 
 
 def now_s() -> float:
@@ -51,6 +59,8 @@ class FleetRecord:
     """`up`, or `resume`."""
     override: tuple[str, ...] = ()
     """Checks that whoever asked for this fleet allowed to refuse in vain; recoveries keep them."""
+    unwritten: str | None = None
+    """Why the file is older than this record; None while it is not. A restarted supervisor would read the file."""
 
     @classmethod
     def load(cls, directory: Path) -> FleetRecord:
@@ -80,27 +90,72 @@ class FleetRecord:
             return record
 
     def save(self) -> None:
-        """Write it down. A drive that is full is named in the log and stops nothing."""
+        """Write it down. What cannot be written stops nothing: `unwritten` says so until a later try succeeds."""
         try:
-            write_json(
-                self._path,
-                {
-                    "format": STATE_FORMAT,
-                    "wanted": "up" if self.wanted_up else "down",
-                    "generation": self.generation,
-                    "boot": self.boot.to_json() if self.boot else None,
-                    "recoveries": self.recoveries,
-                    "machine_boot": machine_boot(),
-                    "last_boot_s": self.last_boot_s,
-                    "served": self.served,
-                    "paused_by": self.paused_by,
-                    "held": self.held,
-                    "held_until": self.held_until,
-                    "override": list(self.override),
-                },
-            )
+            self._write()
         except OSError as error:
-            log.warning("cannot write %s: %s", self._path, error.strerror)
+            unwritten = f"cannot write {self._path}: {error.strerror}"
+            if unwritten != self.unwritten:
+                log.warning("%s", unwritten)
+            self.unwritten = unwritten
+        else:
+            if self.unwritten is not None:
+                log.info("%s is written again", self._path)
+            self.unwritten = None
+
+    @contextlib.contextmanager
+    def kept(self, what: str) -> Iterator[None]:
+        """What is changed within is on disk at the end, or not changed. Raises Dsv41Error, naming `what`: it is only
+        worth something if a restarted supervisor still knows it."""
+        before = {f.name: copy.copy(getattr(self, f.name)) for f in fields(self) if f.name != "timeline"}
+        yield
+        self.save()
+        if (unwritten := self.unwritten) is not None:
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise Dsv41Error(
+                f"{what}: {unwritten}. After a restart of the supervisor nobody would know of it.",
+                stage=Stage.RANK, transient=True,
+                hint=f"Free some space (df -h {self.directory}), or see who may write there, then try again.",
+            )  # fmt: skip
+
+    def _write(self) -> None:
+        content = {
+            "format": STATE_FORMAT,
+            "wanted": "up" if self.wanted_up else "down",
+            "generation": self.generation,
+            "boot": self.boot.to_json() if self.boot else None,
+            "recoveries": self.recoveries,
+            "machine_boot": machine_boot(),
+            "last_boot_s": self.last_boot_s,
+            "served": self.served,
+            "paused_by": self.paused_by,
+            "held": self.held,
+            "held_until": self.held_until,
+            "override": list(self.override),
+        }
+        try:
+            write_json(self._path, content)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._spare.exists():
+                raise
+            # Others have filled the drive. What was kept for this is taken, and kept again afterwards.
+            self._spare.unlink()
+            write_json(self._path, content)
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        if self._spare.exists():
+            return
+        try:
+            fd = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                os.posix_fallocate(fd, 0, SPARE_BYTES)
+            finally:
+                os.close(fd)
+        except OSError:
+            # Half a spare would be taken for one; the next write tries again.
+            self._spare.unlink(missing_ok=True)
 
     def note(self, what: str) -> None:
         """One entry of the timeline."""
@@ -116,3 +171,7 @@ class FleetRecord:
     @property
     def _path(self) -> Path:
         return self.directory / "fleet.json"
+
+    @property
+    def _spare(self) -> Path:
+        return self.directory / "fleet.json.spare"
