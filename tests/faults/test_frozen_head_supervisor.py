@@ -1,6 +1,7 @@
 """Fault: SIGSTOP of the head's supervisor: nobody renews the lease.
 
-What the user sees: after the lease's time the workers' ranks have stopped by themselves; nobody serves half a fleet.
+What the user sees: every command says within seconds that the head does not answer, and no order is kept for later;
+after the lease's time the workers' ranks have stopped by themselves; nobody serves half a fleet.
 What the operator sees: `the lease of boot … ran out; stopping` (MESSAGE_ID LEASE_EXPIRED) on the workers.
 """
 
@@ -35,6 +36,12 @@ async def test_ranks_without_a_live_lease_stop_themselves(tmp_path: Path, demo_c
         )
         kill(head.process.pid, signal.SIGSTOP)
         try:
+            # Far below what a whole status may take.
+            for command in (["status"], ["status", "--decisions"], ["down"], ["pause"]):
+                code, text = await fleet.dsv41(*command, timeout_s=12)
+                assert code == 69 and "did not say within 4 s that it lives" in text, text
+                # It was not even asked: nothing of it is done when the head moves again.
+                assert "may still be carried out" not in text
             for node in ("spark2", "spark3"):
                 await _wait_for_stopped(fleet.settings, node)
             fault.mark("stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from unittest.mock import MagicMock
 import aiohttp
 import pytest
 from dsv41_supervisor.api import MAX_BODY_BYTES, ROUTES, Api, Route, Who, door, openapi_document
+from dsv41_supervisor.errors import PeerUnreachable, Refused
 from dsv41_supervisor.fleet.peers import FLEET_HEADER
 
-from tests.harness.fleet import FleetUnderTest, running_fleet
+from tests.harness.fleet import FleetUnderTest, kill, running_fleet
 from tests.harness.prometheus import parse
 
 
@@ -80,7 +82,9 @@ async def test_what_is_not_in_the_table_is_404_and_another_method_405_both_in_js
             assert answer.headers["Allow"] == "GET"
             assert answer.headers["Cache-Control"] == "no-store"
             assert answer.headers["Server"] == "dsv41"
-            assert (await answer.json())["error"]["refusals"] == []
+            (refusal,) = (await answer.json())["error"]["refusals"]
+            assert (refusal["stage"], refusal["what"]) == ("rank", "Method Not Allowed.")
+            assert "/openapi.json" in refusal["hint"]
 
 
 async def test_the_document_lists_exactly_what_is_served_and_refers_to_nothing_missing(fleet: FleetUnderTest) -> None:
@@ -259,3 +263,46 @@ async def test_readers_of_the_status_share_one_look_and_never_see_one_older_than
     assert {status["state"] for status in many} == {"down"}
     await fleet.head.call("POST", "/fleet/up", {})
     assert (await fleet.status())["wanted"] == "up"
+
+
+async def test_every_error_says_its_stage_and_the_next_step(fleet: FleetUnderTest) -> None:
+    asked = [
+        ("GET", "/nothing", None, 404, "/openapi.json"),
+        ("GET", "/fleet/decisions?lines=0", None, 400, "Correct what is named."),
+        ("GET", "/incidents/nope", None, 404, "dsv41 incident list"),
+        ("POST", "/fleet/up", b"{", 400, "Correct what is named."),
+        ("POST", "/fleet/up", b"x" * (MAX_BODY_BYTES + 1), 413, "Send less."),
+        ("POST", "/rank/5/admit", b"{}", 409, "Start dsv41-rank@0"),
+    ]
+    async with aiohttp.ClientSession(headers=_headers(fleet)) as session:
+        for method, path, body, status, hint in asked:
+            async with session.request(method, fleet.head.base + path, data=body) as answer:
+                assert answer.status == status, path
+                (refusal,) = (await answer.json())["error"]["refusals"]
+                assert refusal["stage"] == "rank" and hint in refusal["hint"], (path, refusal)
+    for headers, status in (({}, 401), (_headers(fleet) | {FLEET_HEADER: "another"}, 409)):
+        async with (
+            aiohttp.ClientSession(headers=headers) as session, session.get(f"{fleet.head.base}/status") as answer
+        ):  # fmt: skip
+            assert answer.status == status
+            (refusal,) = (await answer.json())["error"]["refusals"]
+            assert refusal["stage"] == "config" and refusal["hint"]
+    with pytest.raises(Refused, match="there is no bundle nope"):
+        await fleet.head.call("GET", "/incidents/nope")
+
+
+async def test_an_order_whose_sender_has_gone_is_not_carried_out(fleet: FleetUnderTest) -> None:
+    # As after a head that stood still: the whole request, and the end of the connection, are there at once.
+    process = fleet.supervisor("spark1").process.pid
+    kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(PeerUnreachable, match=r"The order \(up\) may still be carried out.*Run dsv41 status"):
+            await fleet.head.call("POST", "/fleet/up", {"by": "somebody who went away"}, timeout_s=0.5)
+        with pytest.raises(PeerUnreachable, match="did not say within 0.5 s that it lives"):
+            await fleet.head.call("GET", "/liveness", timeout_s=0.5)
+    finally:
+        kill(process, signal.SIGCONT)
+    await fleet.said("spark1", "/fleet/up of somebody who went away was not carried out")
+    status = await fleet.status()
+    assert (status["wanted"], status["state"]) == ("down", "down")
+    assert (await fleet.up())["state"] == "serving"

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohttp import http_exceptions, web
-from pydantic import ValidationError
+from aiohttp import web
 
 from ..errors import Dsv41Error, Refusal, Stage
 from ..fleet.controller import FleetController
@@ -26,15 +25,16 @@ from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
 from ..units import PACK_UNIT, rank_unit
+from .asked import Malformed, body_of, query_of, still_there
 from .document import openapi_document
 from .door import Door
+from .refused import error, hint_for
 from .routes import (
     MAX_BODY_BYTES,
     MAX_LOG_LINES,
     MAX_WAIT_S,
     ROUTES,
     Admit,
-    Asked,
     Decided,
     Facts,
     Listen,
@@ -57,8 +57,6 @@ from .routes import (
 if TYPE_CHECKING:
     from ..doctor.service import DoctorService
 
-BODY_S = 10.0
-"""For a request's body to come whole."""
 STATUS_AGE_S = 0.5
 """Readers of the status within this time share one look, unless something changed in between."""
 _PAGE = Path(__file__).parent / "page"
@@ -76,11 +74,7 @@ _PAGE_HEADERS = {
 _BY_PATH = {(route.method, route.path): route for route in ROUTES}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-A = TypeVar("A", bound=Asked)
-
-
-class Malformed(ValueError):
-    """A query or body that is not as the route says; the text names the fields."""
+Given = TypeVar("Given", bound=Order)
 
 
 class Api:
@@ -134,33 +128,40 @@ class Api:
         # Compared as bytes and in constant time; surrogates are what aiohttp makes of bytes that are not UTF-8.
         right = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._key)
         if scheme.lower() != "bearer" or not right:
-            return _error(401, "wrong or missing fleet key", headers={"WWW-Authenticate": "Bearer"})
+            return error(
+                401, "wrong or missing fleet key", "Send the key of fleet.key_file as a bearer token.",
+                stage=Stage.CONFIG, headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
         fleet = request.headers.get(FLEET_HEADER)
         optional = route is not None and route.who is Who.KEY
         if fleet != self._settings.fleet.name and not (fleet is None and optional):
-            return _error(409, f"this is fleet {self._settings.fleet.name}, the request is for {fleet}")
+            return error(
+                409, f"this is fleet {self._settings.fleet.name}, the request is for {fleet}",
+                f"Ask a supervisor of that fleet, or say {FLEET_HEADER}: {self._settings.fleet.name}.",
+                stage=Stage.CONFIG,
+            )  # fmt: skip
         return None
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except web.HTTPException as error:
-            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-            return _error(error.status, error.reason, headers=allow)
-        except Dsv41Error as error:
-            return _error(409, str(error), error.refusals)
-        except StaleBoot as error:
-            refusal = Refusal(Stage.RANK, f"{error}.", "Run dsv41 down, then dsv41 up.", node=self._agent.node)
-            return _error(409, str(refusal), (refusal,))
-        except Malformed as error:
-            return _error(400, f"malformed request: {error}")
-        except (KeyError, TypeError, ValueError) as error:
-            return _error(400, f"malformed request: {type(error).__name__}: {error}")
+        except web.HTTPException as problem:
+            allow = {"Allow": problem.headers["Allow"]} if "Allow" in problem.headers else {}
+            return error(problem.status, problem.reason, hint_for(problem.status), headers=allow)
+        except Dsv41Error as problem:
+            return error(409, str(problem), refusals=problem.refusals)
+        except StaleBoot as problem:
+            refusal = Refusal(Stage.RANK, f"{problem}.", "Run dsv41 down, then dsv41 up.", node=self._agent.node)
+            return error(409, str(refusal), refusals=(refusal,))
+        except Malformed as problem:
+            return error(400, f"malformed request: {problem}", hint_for(400))
+        except (KeyError, TypeError, ValueError) as problem:
+            return error(400, f"malformed request: {type(problem).__name__}: {problem}", hint_for(400))
         except ConnectionError:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return _error(500, "a bug; see the supervisor's log")
+            return error(500, "a bug; see the supervisor's log", hint_for(500))
 
     # -- about this supervisor -----------------------------------------------------------------------------------
 
@@ -217,39 +218,48 @@ class Api:
     # -- the fleet, asked of the head ----------------------------------------------------------------------------
 
     async def fleet_up(self, request: web.Request) -> web.StreamResponse:
-        asked = await _body(request, Up)
-        return web.json_response({"said": self._head().up(asked.by, asked.override)}, status=202)
+        return await self._order(request, Up, lambda head, asked: head.up(asked.by, asked.override))
 
     async def fleet_down(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"said": self._head().down((await _body(request, Order)).by)}, status=202)
+        return await self._order(request, Order, lambda head, asked: head.down(asked.by))
 
     async def fleet_drain(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"said": self._head().drain((await _body(request, Order)).by)}, status=202)
+        return await self._order(request, Order, lambda head, asked: head.drain(asked.by))
 
     async def fleet_pause(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"said": self._head().pause((await _body(request, Order)).by)}, status=202)
+        return await self._order(request, Order, lambda head, asked: head.pause(asked.by))
 
     async def fleet_resume(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"said": self._head().resume((await _body(request, Order)).by)}, status=202)
+        return await self._order(request, Order, lambda head, asked: head.resume(asked.by))
+
+    async def _order(
+        self, request: web.Request, model: type[Given], give: Callable[[FleetController, Given], str]
+    ) -> web.StreamResponse:
+        """Give the fleet an order, unless whoever asked has gone: it was told by then that nobody answered."""
+        head, asked = self._head(), await body_of(request, model)
+        if not still_there(request):
+            log.warning("%s of %s was not carried out: it came late, and who asked has gone", request.path, asked.by)
+            return error(408, "who asked has gone", "Ask again, and wait for the answer.")
+        return web.json_response({"said": give(head, asked), "unwritten": head.unwritten}, status=202)
 
     async def fleet_decisions(self, request: web.Request) -> web.StreamResponse:
-        lines = _query(request, Decided).lines
+        lines = query_of(request, Decided).lines
         return web.json_response({"decisions": await asyncio.to_thread(self._head().decisions.last, lines)})
 
     async def fleet_readiness(self, request: web.Request) -> web.StreamResponse:
-        head, asked = self._head(), _query(request, Poll)
+        head, asked = self._head(), query_of(request, Poll)
         await head.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
         return web.json_response(head.readiness())
 
     # -- this node, ordered by the head --------------------------------------------------------------------------
 
     async def node_watch(self, request: web.Request) -> web.StreamResponse:
-        asked = _query(request, Watch)
+        asked = query_of(request, Watch)
         if asked.boot and asked.stamp:
             try:
                 self._agent.renew(asked.boot, Stamp.parse(asked.stamp))
-            except StaleBoot as error:
-                log.debug("not renewed: %s", error)
+            except StaleBoot as stale:
+                log.debug("not renewed: %s", stale)
         await self._agent.changes.newer_than(asked.since, min(asked.wait_s, MAX_WAIT_S))
         return web.json_response(self._agent.status())
 
@@ -260,12 +270,12 @@ class Api:
         return web.json_response(await collect(self._agent))
 
     async def incidents_make(self, request: web.Request) -> web.StreamResponse:
-        asked, desk = await _body(request, Order), self._incidents()
+        asked, desk = await body_of(request, Order), self._incidents()
         try:
             name = await desk.make("asked-for", f"asked for by {asked.by}")
-        except OSError as error:
+        except OSError as problem:
             raise Dsv41Error(
-                f"{error}.", stage=Stage.RANK, node=self._agent.node, transient=True,
+                f"{problem}.", stage=Stage.RANK, node=self._agent.node, transient=True,
                 hint=f"Free some space in {desk.directory}, then try again.",
             ) from None  # fmt: skip
         return web.json_response({"name": name, "path": str(desk.directory / f"{name}.tar.gz")}, status=201)
@@ -277,7 +287,7 @@ class Api:
         return web.json_response({"directory": str(desk.directory), "incidents": said})
 
     async def incident(self, request: web.Request) -> web.StreamResponse:
-        asked, name, desk = _query(request, Part), request.match_info["name"], self._incidents()
+        asked, name, desk = query_of(request, Part), request.match_info["name"], self._incidents()
         try:
             if asked.part is None:
                 parts = await asyncio.to_thread(bundle.listing, desk.directory, name)
@@ -285,16 +295,21 @@ class Api:
                 return web.json_response({"name": name, "path": path, "parts": parts})
             text = await asyncio.to_thread(bundle.read, desk.directory, name, asked.part)
         except (FileNotFoundError, KeyError, ValueError):
-            return _error(404, f"there is no bundle {name}" + (f" with a part {asked.part}" if asked.part else ""))
+            known = name in {entry.name for entry in await asyncio.to_thread(bundle.entries, desk.directory)}
+            what, hint = f"there is no bundle {name}", "Run dsv41 incident list: it names those that are kept."
+            if known and asked.part is not None:
+                what += f" with a part {asked.part}"
+                hint = f"Run dsv41 incident show {name}: it names its parts."
+            return error(404, what, hint)
         return web.json_response({"name": name, "part": asked.part, "text": text})
 
     async def node_logs(self, request: web.Request) -> web.StreamResponse:
-        asked = _query(request, LogLines)
+        asked = query_of(request, LogLines)
         unit = rank_unit(self._agent.rank_number) if asked.unit == "rank" else PACK_UNIT
         return web.json_response({"lines": await self._agent.tail(unit, min(asked.lines, MAX_LOG_LINES))})
 
     async def node_prepare(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Prepare)
+        body = await body_of(request, Prepare)
         if body.settings_hash != self._settings.hash:
             raise Dsv41Error(
                 f"{self._agent.node} runs settings {self._settings.hash[:12]}, the head {body.settings_hash[:12]}.",
@@ -309,11 +324,11 @@ class Api:
         return web.json_response({"facts": facts.model_dump(mode="json")})
 
     async def node_start(self, request: web.Request) -> web.StreamResponse:
-        await self._agent.start_rank((await _body(request, Start)).boot)
+        await self._agent.start_rank((await body_of(request, Start)).boot)
         return web.json_response({}, status=202)
 
     async def node_stop(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Stop)
+        body = await body_of(request, Stop)
         done = await self._agent.stop_rank(body.why, body.grace_s, body.keep_waiting, body.generation)
         return web.json_response(done)
 
@@ -324,7 +339,7 @@ class Api:
     # -- the rank's own process ----------------------------------------------------------------------------------
 
     async def rank_admit(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Admit)
+        body = await body_of(request, Admit)
         rank = int(request.match_info["rank"])
         await self._agent.knocked(rank)
         said = "waiting for the head's order"
@@ -337,7 +352,7 @@ class Api:
         return web.json_response({"plan": plan.to_json() if plan is not None else None, "status": said})
 
     async def rank_report(self, request: web.Request) -> web.StreamResponse:
-        body = (await _body(request, Report)).model_dump(exclude_unset=True)
+        body = (await body_of(request, Report)).model_dump(exclude_unset=True)
         answer = self._agent.report(int(request.match_info["rank"]), body)
         if body.get("stopping") and answer["go_on"]:
             await self._agent.told_to_stop()
@@ -349,19 +364,19 @@ class Api:
         return web.json_response({"clock_s": time.time()})
 
     async def doctor_facts(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._doctor.facts(_query(request, Facts).bound_s))
+        return web.json_response(await self._doctor.facts(query_of(request, Facts).bound_s))
 
     async def doctor_listen(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Listen)
+        body = await body_of(request, Listen)
         return web.json_response(await self._doctor.deep.listen(body.test, body.rail, body.seconds))
 
     async def doctor_send(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Send)
+        body = await body_of(request, Send)
         done = await self._doctor.deep.send(body.test, body.rail, body.target, body.port, body.token, body.seconds)
         return web.json_response(done.model_dump(mode="json"))
 
     async def doctor_run(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request, Program)
+        body = await body_of(request, Program)
         done = await self._doctor.deep.run_program(body.test, body.port, body.seconds)
         return web.json_response(done.model_dump(mode="json"))
 
@@ -388,42 +403,3 @@ def _route(request: web.Request) -> Route | None:
     """The table's entry for a request, None for a path or method that is not in it."""
     resource = request.match_info.route.resource
     return _BY_PATH.get((request.method, resource.canonical)) if resource is not None else None
-
-
-def _error(
-    status: int, message: str, refusals: tuple[Refusal, ...] = (), headers: dict[str, str] | None = None
-) -> web.Response:
-    body = {"error": {"message": message, "refusals": [r.to_json() for r in refusals]}}
-    return web.json_response(body, status=status, headers=headers)
-
-
-async def _body(request: web.Request, model: type[A]) -> A:
-    try:
-        async with asyncio.timeout(BODY_S):
-            raw = await request.read()
-    except (http_exceptions.HttpProcessingError, web.RequestPayloadError) as error:
-        raise Malformed(f"the body cannot be read ({type(error).__name__})") from None
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(reason=f"the body did not come within {BODY_S:g} s") from None
-    try:
-        # pydantic's own reader: it refuses NaN in numbers and stops at deep nesting, where json's overflows the stack.
-        return model.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        raise Malformed(_fields(error)) from None
-
-
-def _query(request: web.Request, model: type[A]) -> A:
-    try:
-        return model.model_validate(dict(request.query))
-    except ValidationError as error:
-        raise Malformed(_fields(error)) from None
-
-
-def _fields(error: ValidationError) -> str:
-    said = []
-    for problem in error.errors(include_url=False, include_input=False, include_context=False)[:5]:
-        where = ".".join(map(str, problem["loc"]))
-        if not where:
-            where = "the body is not JSON" if problem["type"] == "json_invalid" else "the body is not a JSON object"
-        said.append(f"{where}: {problem['msg']}")
-    return "; ".join(said)

@@ -59,17 +59,26 @@ async def order(
         if override:
             asked["override"] = list(override)
         try:
+            await head.alive()
             answer = await head.call("POST", f"/fleet/{what}", asked)
             taken = True
+            warn(answer.get("unwritten"))
             return str(answer["said"]), await _follow(head, what, done_state, timeout_s)
         except asyncio.CancelledError:
             raise StoppedWaiting(what, taken) from None
+
+
+def warn(unwritten: object) -> None:
+    """What an order's answer says about an order that is carried out and not on disk."""
+    if unwritten is not None:
+        print(f"dsv41: {unwritten}", file=sys.stderr, flush=True)
 
 
 async def _follow(head: SupervisorClient, what: str, done_state: str, timeout_s: float | None) -> dict[str, Any]:
     began = time.monotonic()
     shown = ""
     while True:
+        await head.alive()
         status = await head.call("GET", "/status", timeout_s=15)
         line = f"{status['state']}: {status['readiness']['detail']}"
         if line != shown:
@@ -112,12 +121,17 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
         return failure(status)
     if done_state == "down" and (unseen := _unseen(status)):
         for node, trouble in unseen.items():
+            left_s = status["nodes"][node].get("lease_left_s") or 0
+            when = f"in {left_s:.0f} s at the latest" if left_s > 0 else "which has run out by now"
             print(
-                f"dsv41: {node} was not seen: {trouble}. If its rank lives, it stops by itself when its lease ends; "
-                f"look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
+                f"dsv41: {node} was not seen: {trouble}. If its rank lives, it stops by itself when its lease ends, "
+                f"{when}; look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
                 file=sys.stderr,
             )
         return Exit.UNAVAILABLE
+    if status.get("unwritten") is not None:
+        print(f"dsv41: {done_words}, but {status['unwritten']}", file=sys.stderr)
+        return Exit.WARNINGS
     if not args.json:
         boot = f": boot {status['boot']['id']}" if status["boot"] else ""
         print(f"{done_words}{boot}" + (f" ({said})" if "nothing was changed" in said else ""))

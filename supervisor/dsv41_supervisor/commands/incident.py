@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def ask() -> dict[str, Any]:
         async with SupervisorClient(settings, node) as supervisor:
+            await supervisor.alive()
             if args.action == "now":
                 by = f"{getpass.getuser()} with dsv41 incident"
                 return await supervisor.call("POST", "/incidents", {"by": by}, timeout_s=60)

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace, what: str) -> int:
 
     async def ask() -> str:
         async with SupervisorClient(settings, settings.fleet.head) as head:
+            await head.alive()
             by = f"{getpass.getuser()} with dsv41 {what}"
             return str((await head.call("POST", f"/fleet/{what}", {"by": by}))["said"])
 

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def ask() -> dict[str, object]:
         async with SupervisorClient(settings, settings.fleet.head) as head:
+            await head.alive()
             return await head.call("GET", "/status", timeout_s=15)
 
     status = asyncio.run(ask())
@@ -52,6 +53,7 @@ def _decisions(args: argparse.Namespace, settings: Settings) -> int:
 
     async def ask() -> list[dict[str, object]]:
         async with SupervisorClient(settings, settings.fleet.head) as head:
+            await head.alive()
             answer = await head.call("GET", f"/fleet/decisions?lines={args.decisions}", timeout_s=15)
             return list(answer["decisions"])
 
@@ -103,6 +105,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     )
     if status.get("paused_by"):
         console.print(f"recovery is paused by {status['paused_by']}; dsv41 resume ends that", markup=False)
+    if status.get("unwritten"):
+        console.print(status["unwritten"], markup=False)
     for line in reason_lines(status):
         console.print(line, markup=False)
     shown = Table(box=None, pad_edge=False)

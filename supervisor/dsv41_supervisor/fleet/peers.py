@@ -14,6 +14,8 @@ from ..settings import Settings
 
 FLEET_HEADER = "X-DSV41-Fleet"
 MIN_KEY_BYTES = 32
+ALIVE_S = 4.0
+"""For a supervisor whose loop turns, however much it has to do, to say so."""
 
 
 def read_fleet_key(settings: Settings, node: str) -> str:
@@ -74,6 +76,11 @@ class SupervisorClient:
         if self._session is not None:
             await self._session.close()
 
+    async def alive(self) -> None:
+        """Return at once when the supervisor's loop turns. Raises PeerUnreachable when it does not answer for ALIVE_S:
+        nothing was asked of it then, so nothing of it is done later."""
+        await self.call("GET", "/liveness", timeout_s=ALIVE_S)
+
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 5
     ) -> dict[str, Any]:
@@ -87,11 +94,7 @@ class SupervisorClient:
                 raw = await answer.json(content_type=None)
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise PeerUnreachable(
-                f"the supervisor of {self.node} at {self.base} does not answer ({type(error).__name__}).",
-                stage=Stage.RANK, node=self.node, transient=True,
-                hint=f"Check that dsv41-supervisor runs on {self.node} and that {self.base} can be reached.",
-            ) from None  # fmt: skip
+            raise self._no_answer(error, method, path, timeout_s) from None
         except ValueError:
             raw, status = None, 0
         if not isinstance(raw, dict):
@@ -115,3 +118,21 @@ class SupervisorClient:
                 stage=Stage.RANK, node=self.node, hint="Run dsv41 status, and see the supervisor's log on that node.",
             )  # fmt: skip
         return raw
+
+    def _no_answer(self, error: Exception, method: str, path: str, timeout_s: float) -> PeerUnreachable:
+        """Says what was waited for, and when an order may have come through although nobody said so."""
+        what = f"the supervisor of {self.node} at {self.base} does not answer"
+        hint = f"Check that dsv41-supervisor runs on {self.node} and that {self.base} can be reached."
+        connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        if not (connected and isinstance(error, TimeoutError)):
+            what += f" ({type(error).__name__})"
+        elif path == "/liveness":
+            what += f": it took the connection, and did not say within {timeout_s:g} s that it lives"
+            hint = f"Its process or the network stands still. Look on {self.node}: systemctl status dsv41-supervisor."
+        else:
+            what += f": {method} {path.partition('?')[0]} was waited for {timeout_s:g} s"
+        what += "."
+        if connected and method == "POST" and path.startswith("/fleet/"):
+            what += f" The order ({path.removeprefix('/fleet/')}) may still be carried out."
+            hint += " Run dsv41 status: it shows whether it was."
+        return PeerUnreachable(what, stage=Stage.RANK, node=self.node, transient=True, hint=hint)
