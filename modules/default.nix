@@ -11,5 +11,7 @@
     ./probe.nix
     ./guard.nix
     ./gateway.nix
+    ./clock-cap.nix
+    ./switch-checks.nix
   ];
 }

@@ -178,6 +178,11 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         'machine.networking.hostName = "spark7";',
         "services.dsv41.node is spark7, which is not a node of the fleet triangle (spark1, spark2, spark3).",
     ),
+    "clock_cap_out_of_range": (
+        SWITCHED,
+        "machine.services.dsv41.clockCapMhz = lib.mkForce 22;",
+        "A definition for option `services.dsv41.clockCapMhz' is not of type",
+    ),
     "iptables": (
         TRIANGLE,
         "machine.networking.nftables.enable = false;",

@@ -22,6 +22,7 @@ RENDERED = """
     // {
       exports = c.services.nfs.server.exports;
       "tmpfiles.conf" = lib.concatMapStringsSep "" (rule: rule + "\\n") c.systemd.tmpfiles.rules;
+      "pre-switch-check" = lib.concatStringsSep "" (builtins.attrValues c.system.preSwitchChecks);
       "polkit.rules" = c.security.polkit.extraConfig;
       "input.nft" = c.networking.firewall.extraInputRules;
       fstab = lib.concatStringsSep "" (lib.mapAttrsToList (path: fs: lib.optionalString (path != "/")

@@ -20,6 +20,8 @@ in
 {
   services.dsv41 = {
     enable = true;
+    # As in the validation that the profile's numbers are from.
+    clockCapMhz = 2200;
 
     settings = {
       fleet = {

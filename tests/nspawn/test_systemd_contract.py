@@ -8,7 +8,7 @@ import pytest
 from machine import OPT, Machine
 
 
-@pytest.mark.parametrize(("folder", "at_least"), [("tests/units_contract", 20), ("tests/nspawn/inside", 16)])
+@pytest.mark.parametrize(("folder", "at_least"), [("tests/units_contract", 20), ("tests/nspawn/inside", 22)])
 def test_holds_against_a_real_systemd(machine: Machine, folder: str, at_least: int) -> None:
     done = machine.run(
         "env", "DSV41_UNITS=systemd", "PYTHONDONTWRITEBYTECODE=1", f"{OPT}/venv/bin/python", "-m", "pytest",

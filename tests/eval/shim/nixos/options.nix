@@ -22,6 +22,7 @@ in
     assertions = option (types.listOf types.raw) [ ];
     warnings = option (types.listOf types.str) [ ];
     nixpkgs.hostPlatform = option types.str "aarch64-linux";
+    system.preSwitchChecks = option (types.attrsOf types.lines) { };
     system.stateVersion = option types.str "26.05";
 
     boot.loader.grub.enable = option types.bool true;

@@ -74,6 +74,18 @@ let
       ];
     };
 
+  timer.options = {
+    description = option types.str "";
+    wantedBy = option (types.listOf unitName) [ ];
+    timerConfig = option sectionType { };
+  };
+  timerText = unit: ''
+    [Unit]
+    Description=${unit.description}
+
+    [Timer]
+    ${section unit.timerConfig}${install unit}'';
+
   show = value: if lib.isBool value then lib.toJSON value else toString value;
   section =
     keys:
@@ -112,14 +124,23 @@ let
 in
 {
   options.systemd.services = option (types.attrsOf (types.submodule service)) { };
+  options.systemd.timers = option (types.attrsOf (types.submodule timer)) { };
   options.systemd.units = option (types.attrsOf types.raw) { };
   options.systemd.tmpfiles.rules = option (types.listOf types.str) [ ];
 
-  config.systemd.units = lib.mapAttrs' (
-    name: unit:
-    lib.nameValuePair "${name}.service" {
-      inherit (unit) wantedBy overrideStrategy;
-      text = unitText unit;
-    }
-  ) config.systemd.services;
+  config.systemd.units =
+    lib.mapAttrs' (
+      name: unit:
+      lib.nameValuePair "${name}.service" {
+        inherit (unit) wantedBy overrideStrategy;
+        text = unitText unit;
+      }
+    ) config.systemd.services
+    // lib.mapAttrs' (
+      name: unit:
+      lib.nameValuePair "${name}.timer" {
+        inherit (unit) wantedBy;
+        text = timerText unit;
+      }
+    ) config.systemd.timers;
 }

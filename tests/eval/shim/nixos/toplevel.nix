@@ -22,6 +22,7 @@
         passAsFile = [ "rendered" ];
         rendered = lib.toJSON {
           inherit (config) boot environment fileSystems networking services systemd users;
+          checks = config.system.preSwitchChecks;
         };
       } "";
 }
