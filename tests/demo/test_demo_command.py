@@ -86,7 +86,9 @@ def test_ctrl_c_stops_everything(tmp_path: Path, nothing_left: None) -> None:
     finally:
         demo.kill()
         demo.wait()
-    assert "stopped; nothing is left" in (tmp_path / "demo.log").read_text()
+    (last,) = [line for line in (tmp_path / "demo.log").read_text().splitlines() if line.startswith("stopped; ")]
+    assert last.startswith("stopped; nothing is left but files: ")
+    assert str(tmp_path / "state") in last and str(tmp_path / "checkpoint") in last
 
 
 def test_a_demo_killed_with_sigkill_leaves_nothing_either(tmp_path: Path, nothing_left: None) -> None:

@@ -106,7 +106,10 @@ async def _run(options: Options, progress: Progress, stop: asyncio.Event) -> int
                 hint="End them by hand: kill -9 PID.",
                 transient=True,
             )
-        progress.say("stopped; nothing is left")
+        progress.say(
+            f"stopped; nothing is left but files: keys, settings, rows and logs in {options.state_root}, "
+            f"the checkpoint in {checkpoint}"
+        )
 
 
 async def _to_the_end(work: Coroutine[Any, Any, list[str]]) -> list[str]:
