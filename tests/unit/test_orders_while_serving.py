@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dsv41_supervisor.fleet.controller import FleetController, FleetState
+from dsv41_supervisor.fleet.controller import FleetController
+from dsv41_supervisor.fleet.orders import FleetState
 from dsv41_supervisor.node import NodeAgent
 from dsv41_supervisor.settings import parse
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
@@ -24,15 +25,15 @@ async def test_a_rank_that_an_order_stops_is_not_a_lost_one(tmp_path: Path, monk
     settings = parse(json.dumps(with_value("supervisor.state_dir", str(tmp_path))))
     agent = NodeAgent(settings, "spark1", ProcessUnits(_no_unit, tmp_path))
     controller = FleetController(settings, agent, "a-key-of-the-fleet-0123456789abcdef")
-    crew = controller._crew
+    crew = controller.crew
     lost: list[str] = []
     monkeypatch.setattr(
-        controller, "_crew",
+        controller, "crew",
         SimpleNamespace(
             look=lambda: SimpleNamespace(lost=lambda boot: lost[0] if lost else None), other_head=lambda look: None
         ),
     )  # fmt: skip
-    controller._record.wanted_up, controller.state = True, FleetState.SERVING
+    controller.record.wanted_up, controller.state = True, FleetState.SERVING
     serving = asyncio.ensure_future(controller._or_new_order(controller._serve))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -41,6 +42,6 @@ async def test_a_rank_that_an_order_stops_is_not_a_lost_one(tmp_path: Path, monk
     controller.changes.bump()
     await asyncio.wait_for(serving, 10)
     assert controller.state is FleetState.SERVING, "the stop that was asked for was taken for a loss"
-    assert not [entry for entry in controller._record.timeline if "lost" in entry["what"]]
+    assert not [entry for entry in controller.record.timeline if "lost" in entry["what"]]
     await crew.close()
     await agent.close()

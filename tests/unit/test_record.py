@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from dsv41_supervisor.errors import Dsv41Error, Exit
-from dsv41_supervisor.fleet import controller as controller_module
-from dsv41_supervisor.fleet.controller import FleetController, FleetState
+from dsv41_supervisor.fleet import orders as orders_module
+from dsv41_supervisor.fleet.controller import FleetController
+from dsv41_supervisor.fleet.orders import FleetState
 from dsv41_supervisor.fleet.record import SPARE_BYTES, FleetRecord
 from dsv41_supervisor.node import NodeAgent
 from dsv41_supervisor.settings import parse
@@ -64,7 +65,7 @@ async def test_an_order_that_only_counts_over_restarts_is_refused_when_it_cannot
         assert refusal.what.startswith(f"{what} is refused: cannot write {directory}/fleet.json: "), refusal.what
         assert refusal.hint.startswith("Free some space")
         assert refused.value.exit_status is Exit.UNAVAILABLE
-    assert (head._record.wanted_up, head._record.paused_by, head.state) == (False, None, FleetState.DOWN)
+    assert (head.record.wanted_up, head.record.paused_by, head.state) == (False, None, FleetState.DOWN)
     # What is on disk and what is known here is the same again.
     assert head.unwritten is None
     _mend(directory)
@@ -72,23 +73,23 @@ async def test_an_order_that_only_counts_over_restarts_is_refused_when_it_cannot
     _break(directory)
     with pytest.raises(Dsv41Error, match="resume is refused"):
         head.resume("a test")
-    assert head._record.paused_by == "a test"
+    assert head.record.paused_by == "a test"
     await head.close()
 
 
 async def test_down_is_carried_out_said_not_to_be_on_disk_and_written_later(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "WRITE_AGAIN_S", 0.02)
+    monkeypatch.setattr(orders_module, "WRITE_AGAIN_S", 0.02)
     head = _controller(directory)
     head.up("a test")
     head.state = FleetState.SERVING
     _break(directory)
     assert head.down("a test") == "stopping"
-    assert head._record.wanted_up is False
+    assert head.record.wanted_up is False
     assert head.unwritten is not None
     assert head.unwritten.startswith(f"what was ordered last (wanted: down) is not on disk: cannot write {directory}")
-    writing = asyncio.ensure_future(head._write_again())
+    writing = asyncio.ensure_future(head.write_again())
     await asyncio.sleep(0.1)
     assert head.unwritten is not None
     seen = head.changes.version
@@ -102,7 +103,7 @@ async def test_down_is_carried_out_said_not_to_be_on_disk_and_written_later(
 
 async def test_no_boot_begins_whose_number_cannot_be_written_down(directory: Path) -> None:
     head = _controller(directory)
-    crew = head._crew
+    crew = head.crew
     crew.sequence = replace(crew.sequence, empty=frozenset(crew.sequence.nodes))
     _break(directory)
     with pytest.raises(Dsv41Error, match="no boot can begin, because its number cannot be written down"):
