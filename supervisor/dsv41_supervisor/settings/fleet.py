@@ -37,6 +37,11 @@ class Rail(Model):
     peer: Name | None = Field(
         default=None, description="Node at the other end of the cable; null when the cable goes to a switch."
     )
+    mac: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")] | None = Field(
+        default=None,
+        description="Hardware address of this end, lower case. Named, it is compared, and its peers must hold it as a "
+        "permanent neighbour entry, because RoCE does not wait for ARP. null: peers ask for it before every launch.",
+    )
 
 
 class Node(Model):

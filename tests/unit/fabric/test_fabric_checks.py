@@ -272,6 +272,11 @@ FAULTS = (
     Fault("nccl-mapped", "cyd", ("has mapped /elsewhere/libnccl.so.2 (2.28.3), planned was /opt/engine/libnccl.so.2",),
           _set("cyd", "nccl.mapped", (_library(path="/elsewhere/libnccl.so.2", version="2.28.3", sha256="1" * 64),)),
           severity=Severity.WARNING),
+    Fault("rail-mac", "ada", ("fab0a) has the hardware address", "expected 02:00:00:00:00:99", "fleet.nodes.ada.rails"),
+          break_settings=_rail_setting("ada", "cable0", mac="02:00:00:00:00:99")),
+    Fault("rail-mac", "bob", ("holds no permanent neighbour entry of 10.20.0.1 (ada): it is ", "(REACHABLE)",
+                              f"ip neigh replace 10.20.0.1 lladdr {mac(1, 'fab0a')} dev"),
+          break_settings=_rail_setting("ada", "cable0", mac=mac(1, "fab0a")), severity=Severity.WARNING),
     Fault("fabric-unread", "bob", ("rdma of its fabric cannot be read: no answer within 0.6 s.", "dmesg on bob"),
           _set("bob", "unread", {"rdma": "no answer within 0.6 s", "firewall": "nft is not installed"}),
           severity=Severity.WARNING),
@@ -373,6 +378,18 @@ def test_different_indices_are_fine_where_nccl_would_choose_each() -> None:
     findings = [f for f in run({FABRIC: facts}, settings) if f.check == "rdma-gid-choice"]
     assert [f.severity for f in findings] == [Severity.NOTE]
     assert "different GID indices" in findings[0].what
+
+
+def test_permanent_entries_of_named_hardware_addresses_are_good() -> None:
+    settings = _settings("triangle", _rail_setting("ada", "cable0", mac=mac(1, "fab0a")))
+
+    def permanent(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            row.model_copy(update={"state": "PERMANENT"}) if str(row.address) == "10.20.0.1" else row for row in rows
+        )
+
+    facts = at(healthy(settings), "bob", "neighbours", permanent)
+    assert _loud(check_fabric(settings, facts).findings) == []
 
 
 def test_a_broken_check_is_a_finding_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

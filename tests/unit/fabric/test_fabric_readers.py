@@ -342,6 +342,31 @@ def test_dockers_forward_drop_is_seen() -> None:
     assert seen.tables == ("ip filter",)
 
 
+@pytest.mark.parametrize(("rule", "verdict"), [([{"accept": None}], "accept"), ([{"return": None}], "drop")])
+def test_a_rule_of_docker_user_decides_before_dockers_own(rule: list[Any], verdict: str) -> None:
+    """As `nft -j` prints the chains that dockerd makes with iptables-nft: an xt match is not told."""
+
+    def chain(name: str, **more: Any) -> dict[str, Any]:
+        return {"chain": {"family": "ip", "table": "filter", "name": name, **more}}
+
+    def ruled(name: str, *expr: Any) -> dict[str, Any]:
+        return {"rule": {"family": "ip", "table": "filter", "chain": name, "expr": list(expr)}}
+
+    counter = {"counter": {"packets": 0, "bytes": 0}}
+    between = [{"match": {"op": "==", "left": {"meta": {"key": key}}, "right": name}}
+               for key, name in (("iifname", "rail0"), ("oifname", "rail1"))]  # fmt: skip
+    bridge = {"match": {"op": "==", "left": {"meta": {"key": "oifname"}}, "right": "docker0"}}
+    shown = {"nftables": [
+        {"table": {"family": "ip", "name": "filter"}}, chain("DOCKER-USER"), chain("DOCKER-FORWARD"),
+        chain("FORWARD", type="filter", hook="forward", prio=0, policy="drop"),
+        ruled("FORWARD", counter, {"jump": {"target": "DOCKER-USER"}}),
+        ruled("FORWARD", counter, {"jump": {"target": "DOCKER-FORWARD"}}),
+        ruled("DOCKER-USER", *between, counter, *rule),
+        ruled("DOCKER-FORWARD", bridge, {"xt": {"type": "match", "name": "conntrack"}}, counter, {"accept": None}),
+    ]}  # fmt: skip
+    assert judge(shown, [], [Packet("rail0", oif="rail1")]).forwarded == {"rail0>rail1": verdict}
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
                         st.sampled_from(["nftables", "chain", "rule", "expr", "match", "left", "right", "meta", "set",

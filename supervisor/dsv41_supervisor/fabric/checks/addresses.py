@@ -166,6 +166,33 @@ def _astray(here: Here, way: Way) -> str | None:
 
 
 @check(
+    "rail-mac", kind=FABRIC, severity=Severity.WARNING, source="users F9, nixspark nccl-net-setup",
+    what="Where the fleet file names hardware addresses: they are the interfaces' own, and every peer holds them as "
+    "permanent neighbour entries.",
+)  # fmt: skip
+def _rail_mac(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    for here in seen_rails(fleet, settings):
+        if here.link is None:
+            continue
+        if here.rail.mac is not None and here.link.mac not in (None, here.rail.mac):
+            yield here.found(
+                f"has the hardware address {here.link.mac}, expected {here.rail.mac}: the entries of its peers lead "
+                "nowhere.",
+                f"Set {here.setting}.mac to {here.link.mac}, if that is the right card.", severity=Severity.REFUSAL,
+            )  # fmt: skip
+        rows = {n.address: n for n in here.facts.neighbours if n.interface == here.rail.interface}
+        for peer, address in peer_addresses(here, settings):
+            mac, row = settings.fleet.nodes[peer].rails[here.name].mac, rows.get(address)
+            if mac is None or (row is not None and row.state == "PERMANENT" and row.mac == mac):
+                continue
+            has = f"is {row.mac or 'without an answer'} ({row.state})" if row is not None else "is missing"
+            yield here.found(
+                f"holds no permanent neighbour entry of {address} ({peer}): it {has}, expected {mac}.",
+                f"Run ip neigh replace {address} lladdr {mac} dev {here.rail.interface} nud permanent on {here.node}.",
+            )  # fmt: skip
+
+
+@check(
     "rail-neighbour", kind=FABRIC, severity=Severity.REFUSAL, source="users F9, NVIDIA/daqiri#173",
     what="Every peer answers ARP on every rail before a rank starts: RoCE does not wait for it.",
 )  # fmt: skip

@@ -163,6 +163,7 @@ def _ring_forwarding(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                 there = f" (tables: {', '.join(facts.firewall.tables)})" if facts.firewall.tables else ""
                 yield Found(
                     node, f"its packet filter drops what is forwarded from {pair.replace('>', ' to ')}{there}.",
-                    "Accept forwarding between the rails in a rule that runs before Docker's, ordered after "
-                    "docker.service: dockerd builds its chains anew at every start.", where=pair,
+                    "Accept forwarding between the rails in a rule that runs before Docker's, such as iptables -I "
+                    f"DOCKER-USER -i {pair.replace('>', ' -o ')} -j ACCEPT, by a unit ordered after docker.service: "
+                    "dockerd builds its chains anew at every start.", where=pair,
                 )  # fmt: skip
