@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -112,6 +113,19 @@ async def test_the_document_lists_exactly_what_is_served_and_refers_to_nothing_m
         session.get(f"{fleet.head.base}/openapi.json") as answer,
     ):
         assert await answer.json() == document
+
+
+async def test_the_document_has_every_field_of_the_status_and_no_other(fleet: FleetUnderTest) -> None:
+    schemas = openapi_document()["components"]["schemas"]
+    status = await fleet.status()
+    node = status["nodes"]["spark1"]
+    assert set(schemas["FleetStatus"]["required"]) <= set(status) <= set(schemas["FleetStatus"]["properties"])
+    documented = set(schemas["NodeStatus"]["properties"])
+    assert set(node) <= documented
+    # The rest is of a node that does not answer.
+    assert documented - set(node) == {"unreachable_s", "trouble"}
+    exit_status, printed = await fleet.dsv41("status", "--json")
+    assert (exit_status, set(json.loads(printed))) == (69, set(status))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import __version__
 from ..fleet.peers import FLEET_HEADER
+from . import status_schema
 from .routes import MAX_BODY_BYTES, ROUTES, Asked, Route, Who
 
 _MEANS = {
@@ -52,7 +53,7 @@ _ERROR = {
 
 def openapi_document() -> dict[str, Any]:
     """Every route, what it takes and what it answers."""
-    schemas: dict[str, Any] = {"Error": _ERROR, "Refusal": _REFUSAL}
+    schemas: dict[str, Any] = {"Error": _ERROR, "Refusal": _REFUSAL, **status_schema.SCHEMAS}
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
@@ -112,6 +113,8 @@ def _response(route: Route, status: int) -> dict[str, Any]:
     else:
         media = route.media
         schema = {"type": "object" if media == "application/json" else "string"}
+        if route.path == "/status":
+            schema = status_schema.ANSWER
     return {"description": _MEANS[status], "content": {media: {"schema": schema}}}
 
 

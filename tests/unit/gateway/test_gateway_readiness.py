@@ -33,6 +33,11 @@ async def test_while_the_fleet_recovers_requests_get_503_with_retry_after_and_wh
             "The fleet is not ready (recovering): rank 2 on spark3 was lost (stopping the other ranks). "
             "Try again in 12 s."
         )
+    # What the fleet is for, and not whether it serves.
+    async with fleet.get("/v1/models") as response:
+        assert response.status == 200
+    async with fleet.get("/ready") as response:
+        assert response.status == 503
     assert fleet.engine.seen == []
 
 
