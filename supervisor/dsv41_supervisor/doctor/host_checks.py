@@ -39,7 +39,7 @@ def _unread(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 
 @check("fabric-changed", kind=HOST, severity=Severity.WARNING,
        what="The rails are as they were when the running rank was launched: a GID that moves breaks the next boot.",
-       source="users F1; §0.3")  # fmt: skip
+       source="users F1, F6, F16; §0.3")  # fmt: skip
 def _changed(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for node, facts in fleet.items():
         for change in facts.fabric_changes:

@@ -208,7 +208,7 @@ def _rail_errors(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 
 
 @check(
-    "twin-missing", kind=FABRIC, severity=Severity.WARNING, source="users F7, play connect-two, knap switchless-ring",
+    "twin-missing", kind=FABRIC, severity=Severity.WARNING, source="users F7, F26, play connect-two",
     what="Both PCIe twins of a used port are rails: one alone carries half of what the cable can.",
 )  # fmt: skip
 def _twin_missing(fleet: Fleet, settings: Settings) -> Iterator[Found]:
