@@ -54,7 +54,7 @@ class Nix:
     work: Path
     source: Path
 
-    def run(self, program: str, *args: str) -> subprocess.CompletedProcess[str]:
+    def run(self, program: str, *args: str, timeout_s: float = RUN_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run `nix` or `nix-instantiate`; output and errors as text, whatever the exit status."""
         return subprocess.run(
             [str(self.bin / program), *args],
@@ -62,7 +62,7 @@ class Nix:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=RUN_TIMEOUT_S,
+            timeout=timeout_s,
         )
 
     def flake(self, command: list[str], *args: str) -> subprocess.CompletedProcess[str]:

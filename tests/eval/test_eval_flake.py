@@ -11,7 +11,7 @@ SYSTEMS = ("aarch64-linux", "x86_64-linux")
 
 
 def nix_files() -> list[str]:
-    places = ("flake.nix", "nix", "modules", "tests/fleets", "tests/eval/shim")
+    places = ("flake.nix", "tests/vm", "nix", "modules", "tests/fleets", "tests/eval/shim")
     return sorted(
         str(path.relative_to(REPOSITORY))
         for place in places

@@ -41,7 +41,10 @@ let
           "nativeBuildInputs"
           "buildInputs"
         ];
-        script = [ (attrs.preFixup or "") ] ++ attrs.autoPatchelfIgnoreMissingDeps or [ ] ++ attrs.appendRunpaths or [ ];
+        script = [
+          (attrs.buildPhase or "")
+          (attrs.preFixup or "")
+        ] ++ attrs.autoPatchelfIgnoreMissingDeps or [ ] ++ attrs.appendRunpaths or [ ];
         checks = [ (attrs.postInstallCheck or "") ] ++ attrs.pythonImportsCheck or [ ];
       }
       // attrs.env or { }
