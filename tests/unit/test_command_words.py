@@ -116,7 +116,8 @@ def test_a_guard_that_is_less_protected_says_what_to_do() -> None:
              "hardening": {"memory locked": "done", "spared by the OOM killer": "Permission denied",
                            "runs before others": "nice -20"}}  # fmt: skip
     node = {"same": {}, "same_running": {}, "memory": {"guard": guard}}
-    (line,) = [said for said in together({"nodes": {"spark1": node}}) if "guard" in said]
+    (line,) = [said for said in together({"nodes": {"spark1": node, "spark2": node}}) if "guard" in said]
+    assert line.startswith("spark1, spark2: the memory guard may fall")
     assert "the OOM killer does not spare it (Permission denied)" in line
     assert "Give unit dsv41-guard OOMScoreAdjust=-1000 and restart it." in line
     assert "run before others" not in line

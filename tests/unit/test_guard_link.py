@@ -116,9 +116,9 @@ def test_status_says_what_is_wrong_and_that_all_is_the_same() -> None:
         "spark2: the memory guard does not run. See why on spark2: systemctl status dsv41-guard.",
         "spark2: the GPU driver logged NV_ERR_NO_MEMORY 3 times. Lower engine.memory.mem_fraction_static, or stop what "
         "else holds memory there.",
+        "spark2: earlyoom (pid 7) also kills for memory. Stop it.",
         "spark2: the memory guard may fall with the machine it guards: its memory is not locked (Cannot allocate "
         "memory). Give unit dsv41-guard LimitMEMLOCK=infinity and restart it. Without systemd, start the supervisor as "
         "root outside of any container.",
-        "spark2: earlyoom (pid 7) also kills for memory. Stop it.",
         "last incident: i (dsv41 incident show)", "f",
     ]  # fmt: skip

@@ -38,6 +38,7 @@ def _kv(nodes: dict[str, Any]) -> list[str]:
 
 def _guard(nodes: dict[str, Any]) -> list[str]:
     lines = []
+    unprotected: dict[str, list[str]] = {}
     for name, node in nodes.items():
         guard = node.get("memory", {}).get("guard")
         if guard is None:
@@ -52,9 +53,10 @@ def _guard(nodes: dict[str, Any]) -> list[str]:
         # A high priority in place of real time will do.
         missing = {what: how for what, how in guard["hardening"].items() if not how.startswith(("done", "nice"))}
         if missing:
-            lines.append(f"{name}: {_unprotected(missing)}")
+            unprotected.setdefault(_unprotected(missing), []).append(name)
         lines += [f"{name}: {k['name']} (pid {k['pid']}) also kills for memory. {k['hint']}" for k in guard["killers"]]
-    return lines
+    # The same on every node, as a rule.
+    return lines + [f"{', '.join(names)}: {sentence}" for sentence, names in unprotected.items()]
 
 
 _PROTECTION = {
