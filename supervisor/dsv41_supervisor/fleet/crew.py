@@ -52,6 +52,8 @@ class Crew:
         self.awaited: set[str] = set()
         """Nodes that were told to stop and have not said what is left."""
         self._stamps: dict[str, Stamp] = {}
+        self._lives: dict[str, str] = {}
+        """Which life of each node's supervisor was given the lease of this boot."""
         self._origin = origin(settings, agent.node)
 
     async def watch(self) -> None:
@@ -123,7 +125,7 @@ class Crew:
             look = self.look()
             if (other := self.other_head(look)) is not None:
                 raise Refused([two_heads(other)])
-            failures = look.failures(boot.id)
+            failures = look.failures(boot.id, self.sequence.granted, self._lives)
             if failures:
                 raise Refused(failures)
             if condition(look):
@@ -183,6 +185,8 @@ class Crew:
         async def give(member: Member) -> None:
             (order,) = [o for o in orders if o.node == member.name]
             if order.what is What.GRANT:
+                if member.status is not None:
+                    self._lives[member.name] = Stamp.parse(member.status["stamp"]).life
                 await member.prepare(boot, self.record.override)
             else:
                 await member.start(boot.id)

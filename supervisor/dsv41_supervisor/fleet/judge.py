@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..errors import Refusal, Stage
 from ..rank.phases import Phase
 from ..rank.state import RankState
 from ..settings import Fleet
-from .lease import Hold
+from .lease import Hold, Stamp
 from .sequence import Said, Stand
 
 Status = Mapping[str, Any]
@@ -65,9 +65,13 @@ class Seen:
 
         return {node: stand(node, status) for node, status in self.statuses.items()}
 
-    def failures(self, boot_id: str) -> tuple[Refusal, ...]:
+    def failures(self, boot_id: str, granted: Container[str], lives: Mapping[str, str]) -> tuple[Refusal, ...]:
         """Why this boot cannot go on; empty while it can, and while a slower node's checks still run: all refusals
-        of the checks are shown together."""
+        of the checks are shown together.
+
+        `granted` are the nodes that have said that they hold the lease of this boot, `lives` the life of each node's
+        supervisor that was given it.
+        """
         refusals: list[Refusal] = []
         for node, status in self.statuses.items():
             number = self.number(node)
@@ -77,9 +81,17 @@ class Seen:
                 refusals.append(Refusal(Stage.RANK, what, hint, node=node, rank=number, transient=True))
                 continue
             preparation, rank = status["prepare"], status["rank"]
-            if preparation["boot"] != boot_id or preparation["state"] == "running":
+            if preparation["boot"] != boot_id:
+                lost = self._out_of(boot_id, node, status, granted, lives)
+                if lost is not None:
+                    refusals.append(lost)
+                    continue
+                if (status["boot"] or {}).get("id") != boot_id:
+                    return ()
+                # Its supervisor was restarted beside a rank of this boot, whose checks passed before: the rank counts.
+            elif preparation["state"] == "running":
                 return ()
-            if preparation["state"] == "refused":
+            elif preparation["state"] == "refused":
                 refusals += [Refusal.from_json(r) for r in preparation["refusals"]]
             if rank["state"] in (RankState.FAILED, RankState.STOPPED):
                 lines = [line for line in rank["last_lines"] if line.strip()][-N_LINES:]
@@ -95,6 +107,20 @@ class Seen:
                     )
                 )
         return tuple(refusals)
+
+    def _out_of(
+        self, boot_id: str, node: str, status: Status, granted: Container[str], lives: Mapping[str, str]
+    ) -> Refusal | None:
+        """Why a node is not in the boot whose lease it was given; None when it is, or cannot have taken it yet."""
+        restarted = Stamp.parse(status["stamp"]).life != lives.get(node)
+        if (status["boot"] or {}).get("id") == boot_id or not (restarted or node in granted):
+            return None
+        why = "its supervisor was restarted" if restarted else "its lease was ended"
+        return Refusal(
+            Stage.RANK, f"{why} while the fleet was starting: it is not in boot {boot_id} any more.",
+            f"Run dsv41 up again; see the supervisor's log on {node}.", node=node, rank=self.number(node),
+            transient=True,
+        )  # fmt: skip
 
     def lost(self, boot_id: str | None) -> str | None:
         """Why the fleet does not serve any more; None while every rank is ready in this boot."""
