@@ -22,7 +22,7 @@ from tests.harness.fleet import FleetUnderTest, running_fleet
 
 START_S = 90.0
 RECORD = "DSV41_RECORD_DOCTOR"
-"""Name of a file: every visit's text is appended to it. docs/doctor.md was made that way."""
+"""Name of a file: every visit's text is appended to it. supervisor/DOCTOR.md was made that way."""
 
 
 @dataclass

@@ -71,7 +71,7 @@ def _gateway(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[Fou
         if answer.problem is not None:
             yield Found(
                 node, f"the gateway at {answer.where} {answer.problem}.",
-                f"Run systemctl restart dsv41-gateway on {node}; journalctl -u dsv41-gateway says why it ended.",
+                f"Run systemctl restart dsv41-gateway on {node}; journalctl -u dsv41-gateway says why.",
                 where="gateway", transient=True,
             )  # fmt: skip
         elif not answer.ours or answer.status not in (200, 503):

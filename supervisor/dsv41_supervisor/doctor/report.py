@@ -94,7 +94,9 @@ def show(report: Report, out: TextIO) -> None:
         looked = f"only {report.asked.read_here} was looked at, by this command itself" if report.asked.read_here else (
             "nothing could be looked at; name this node with --node"
         )  # fmt: skip
-        console.print(f"No supervisor answered: {looked}.", markup=False)
+        refused = any(answer.wrong_key for answer in report.asked.answers.values())
+        why = "No supervisor takes this fleet key" if refused else "No supervisor answered"
+        console.print(f"{why}: {looked}.", markup=False)
     for node in report.worst_first:
         _show_node(console, report, node)
     of_all = [finding for finding in report.of(None) if finding.severity in _SHOWN]
