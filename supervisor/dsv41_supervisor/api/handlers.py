@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from ..errors import Dsv41Error, Refusal, Stage
+from ..errors import Dsv41Error, Stage
 from ..fleet.controller import FleetController
 from ..fleet.desk import Desk
 from ..fleet.lease import StaleBoot, Stamp
-from ..fleet.peers import FLEET_HEADER
 from ..incident import bundle
 from ..incident.evidence import collect
 from ..journal import log
@@ -25,15 +23,13 @@ from ..node import NodeAgent
 from ..rank.plan import Boot
 from ..settings import Settings
 from ..units import PACK_UNIT, rank_unit
-from .asked import Malformed, body_of, query_of, still_there
+from .asked import body_of, query_of, still_there
 from .document import openapi_document
-from .door import Door
-from .refused import error, hint_for
+from .gate import Gate, route_of
+from .refused import error
 from .routes import (
-    MAX_BODY_BYTES,
     MAX_LOG_LINES,
     MAX_WAIT_S,
-    ROUTES,
     Admit,
     Decided,
     Facts,
@@ -45,13 +41,11 @@ from .routes import (
     Prepare,
     Program,
     Report,
-    Route,
     Send,
     Start,
     Stop,
     Up,
     Watch,
-    Who,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +55,6 @@ STATUS_AGE_S = 0.5
 """Readers of the status within this time share one look, unless something changed in between."""
 _PAGE = Path(__file__).parent / "page"
 _PAGE_FILES = {"/": "index.html", "/page.js": "page.js", "/page.css": "page.css"}
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "dsv41"}
 _PAGE_HEADERS = {
     # Own files only, no inline script or style, nowhere to send anything, in nobody's frame.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -71,32 +64,24 @@ _PAGE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-_BY_PATH = {(route.method, route.path): route for route in ROUTES}
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Given = TypeVar("Given", bound=Order)
 
 
-class Api:
+class Api(Gate):
     """Answers every route of the table, and nothing else."""
 
     def __init__(
         self, settings: Settings, agent: NodeAgent, controller: FleetController | None, key: str,
         desk: Desk | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(settings, agent.node, key)
         self._desk = desk
-        self._settings = settings
         self._agent = agent
         self._controller = controller
-        self._key = key.encode()
         self._shared_status: tuple[int, float, asyncio.Task[tuple[dict[str, Any], bytes]]] | None = None
-        self.door = Door()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
-        for route in ROUTES:
-            app.router.add_route(route.method, route.path, getattr(self, route.handler))
-        app.on_response_prepare.append(_always)
+        app = super().application()
         app.on_cleanup.append(self._close_doctor)
         return app
 
@@ -111,62 +96,10 @@ class Api:
         if "_doctor" in self.__dict__:
             await self._doctor.on_cleanup(app)
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        with self.door.busy(request):
-            refused = self._not_let_in(request)
-            if refused is not None:
-                return refused
-            return await self._answered(request, handler)
-
-    def _not_let_in(self, request: web.Request) -> web.Response | None:
-        """Why this request is not answered. An unknown path needs the key as well: a stranger learns nothing."""
-        route = _route(request)
-        if route is not None and route.who is Who.ANYONE:
-            return None
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # Compared as bytes and in constant time; surrogates are what aiohttp makes of bytes that are not UTF-8.
-        right = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), self._key)
-        if scheme.lower() != "bearer" or not right:
-            return error(
-                401, "wrong or missing fleet key", "Send the key of fleet.key_file as a bearer token.",
-                stage=Stage.CONFIG, headers={"WWW-Authenticate": "Bearer"},
-            )  # fmt: skip
-        fleet = request.headers.get(FLEET_HEADER)
-        optional = route is not None and route.who is Who.KEY
-        if fleet != self._settings.fleet.name and not (fleet is None and optional):
-            return error(
-                409, f"this is fleet {self._settings.fleet.name}, the request is for {fleet}",
-                f"Ask a supervisor of that fleet, or say {FLEET_HEADER}: {self._settings.fleet.name}.",
-                stage=Stage.CONFIG,
-            )  # fmt: skip
-        return None
-
-    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except web.HTTPException as problem:
-            allow = {"Allow": problem.headers["Allow"]} if "Allow" in problem.headers else {}
-            return error(problem.status, problem.reason, hint_for(problem.status), headers=allow)
-        except Dsv41Error as problem:
-            return error(409, str(problem), refusals=problem.refusals)
-        except StaleBoot as problem:
-            refusal = Refusal(Stage.RANK, f"{problem}.", "Run dsv41 down, then dsv41 up.", node=self._agent.node)
-            return error(409, str(refusal), refusals=(refusal,))
-        except Malformed as problem:
-            return error(400, f"malformed request: {problem}", hint_for(400))
-        except (KeyError, TypeError, ValueError) as problem:
-            return error(400, f"malformed request: {type(problem).__name__}: {problem}", hint_for(400))
-        except ConnectionError:
-            raise
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return error(500, "a bug; see the supervisor's log", hint_for(500))
-
     # -- about this supervisor -----------------------------------------------------------------------------------
 
     async def page(self, request: web.Request) -> web.StreamResponse:
-        route = _route(request)
+        route = route_of(request)
         assert route is not None
         text = await asyncio.to_thread((_PAGE / _PAGE_FILES[route.path]).read_text)
         return web.Response(text=text, content_type=route.media, charset="utf-8", headers=_PAGE_HEADERS)
@@ -393,13 +326,3 @@ class Api:
                 hint=f"Ask the head, {head}: dsv41 does so by itself when --node is left out.",
             )  # fmt: skip
         return self._controller
-
-
-async def _always(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
-
-
-def _route(request: web.Request) -> Route | None:
-    """The table's entry for a request, None for a path or method that is not in it."""
-    resource = request.match_info.route.resource
-    return _BY_PATH.get((request.method, resource.canonical)) if resource is not None else None

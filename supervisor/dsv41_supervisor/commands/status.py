@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from ..errors import Exit, Refusal
+from ..errors import Dsv41Error, Exit, Refusal, Stage
 from ..settings import Settings
 from . import add_settings, read_settings
 from .refusals import to_start_anyway
@@ -50,6 +50,11 @@ def _decisions(args: argparse.Namespace, settings: Settings) -> int:
     import asyncio
 
     from ..fleet.peers import SupervisorClient
+
+    if args.decisions < 1:
+        raise Dsv41Error(
+            f"--decisions is {args.decisions}, expected 1 or more.", stage=Stage.CONFIG, hint="Leave N out for 20."
+        )
 
     async def ask() -> list[dict[str, object]]:
         async with SupervisorClient(settings, settings.fleet.head) as head:
