@@ -75,12 +75,19 @@ class Nix:
 
     def evaluate(self, expression: str) -> subprocess.CompletedProcess[str]:
         """Evaluate an expression to JSON. `flake` (its outputs), `lib` and `machine` are in scope."""
-        scope = f"""
+        return self.run(
+            "nix-instantiate", "--eval", "--strict", "--json", "--store", "dummy://",
+            "--expr", self.scope(self.source) + expression,
+        )  # fmt: skip
+
+    def scope(self, source: Path) -> str:
+        """What every expression begins with; the flake is that of `source`."""
+        return f"""
           let
             nixpkgs = (import {HERE}/shim/flake.nix).outputs {{ self = {{ outPath = {HERE}/shim; }}; }} // {{
               outPath = "{HERE}/shim";
             }};
-            flake = (import {self.source}/flake.nix).outputs {{
+            flake = (import "{source}/flake.nix").outputs {{
               self = flake;
               inherit nixpkgs;
               nixos-dgx-spark = "{HERE}/shim/dgx-spark";
@@ -93,10 +100,6 @@ class Nix:
             }};
           in
         """
-        return self.run(
-            "nix-instantiate", "--eval", "--strict", "--json", "--store", "dummy://",
-            "--expr", scope + expression,
-        )  # fmt: skip
 
     def value(self, expression: str) -> Any:
         """The value of an expression; fails the test with Nix's own words when there is none."""

@@ -1,4 +1,4 @@
-"""The row store is built reproducibly: in a sandbox, twice the same bytes, and the same derivation from two checkouts."""
+"""The row store is built reproducibly: in a sandbox, twice the same bytes; two checkouts are one derivation."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ let
       in
       if isInt value then value else throw "toInt: ${text} is not an integer";
 
+    concatStrings = concatStringsSep "";
     concatMapStringsSep =
       separator: f: list:
       concatStringsSep separator (map f list);
