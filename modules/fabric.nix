@@ -11,6 +11,26 @@ let
   node = import ./node.nix args;
   # In a sysctl's name a dot separates, so one within an interface's name is written as a slash.
   sysctlName = lib.replaceStrings [ "." ] [ "/" ];
+  # The peers on a rail whose hardware address the fleet file names.
+  neighbours =
+    name: rail:
+    lib.concatStrings (
+      lib.mapAttrsToList (
+        peer: there:
+        lib.optionalString
+          (
+            peer != node.name
+            && (rail.peer == null || rail.peer == peer)
+            && there.rails ? ${name}
+            && there.rails.${name}.mac != null
+          )
+          ''
+            [Neighbor]
+            Address=${lib.head (lib.splitString "/" there.rails.${name}.address)}
+            LinkLayerAddress=${there.rails.${name}.mac}
+          ''
+      ) cfg.settings.fleet.nodes
+    );
 in
 {
   config = lib.mkIf cfg.enable {
@@ -32,6 +52,8 @@ in
             # Every address is an entry of the GID table; fewer entries, fewer surprises.
             LinkLocalAddressing = "no";
           };
+          # RoCE does not wait for ARP: networkd makes permanent entries of these.
+          extraConfig = neighbours name rail;
         }
       ) node.this.rails;
       # A missing cable is for the supervisor to name; it must not hold up the rest of the boot.

@@ -20,6 +20,7 @@ let
     linkConfig = option sectionType { };
     networkConfig = option sectionType { };
     address = option (types.listOf types.str) [ ];
+    extraConfig = option types.lines "";
   };
 
   show = value: if lib.isBool value then lib.toJSON value else toString value;
@@ -40,13 +41,16 @@ in
   config.systemd.network.units = lib.mapAttrs' (
     name: net:
     lib.nameValuePair "${name}.network" {
-      text = lib.concatStringsSep "\n" [
-        (section "Match" net.matchConfig "")
-        (section "Link" net.linkConfig "")
-        (section "Network" net.networkConfig (
-          lib.concatMapStringsSep "" (address: "Address=${address}\n") net.address
-        ))
-      ];
+      text = lib.concatStringsSep "\n" (
+        [
+          (section "Match" net.matchConfig "")
+          (section "Link" net.linkConfig "")
+          (section "Network" net.networkConfig (
+            lib.concatMapStringsSep "" (address: "Address=${address}\n") net.address
+          ))
+        ]
+        ++ lib.optional (net.extraConfig != "") net.extraConfig
+      );
     }
   ) config.systemd.network.networks;
 }
