@@ -46,8 +46,9 @@ faults: .venv
 	@DSV41_FAULT_REPORT=$(CURDIR)/.demo/faults.jsonl .venv/bin/pytest tests/faults -q $(ARGS); status=$$?; \
 	  .venv/bin/python -m tests.harness.faults .demo/faults.jsonl && exit $$status
 
+# Boots the machines of tests/vm: needs Nix with nixpkgs, and KVM.
 test-vm:
-	@echo "make test-vm: there are no VM tests yet (issue 5); nothing was run." >&2; exit 69
+	@tests/vm/run $(ARGS)
 
 lint: .venv
 	.venv/bin/ruff check .

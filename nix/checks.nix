@@ -1,6 +1,6 @@
 # `nix flake check`: the packages build, the committed schema is the program's own, and every example fleet is one that
 # the program accepts. The NixOS systems themselves are evaluated by flake check.
-{ self, ... }:
+inputs@{ self, ... }:
 { pkgs, ... }:
 let
   inherit (pkgs) lib;
@@ -32,6 +32,7 @@ in
         touch "$out"
       '';
 }
+// import ./vm-tests.nix inputs pkgs
 // lib.mapAttrs' (
   name: system: lib.nameValuePair "settings-of-${name}" (settingsAreAccepted name system)
 ) self.nixosConfigurations

@@ -35,7 +35,8 @@ warn-dirty = false
 
 # What the flake is made of; environments and caches of a checkout would only be copied into the store.
 FLAKE_SOURCES = (
-    "flake.nix", "flake.lock", "nix", "modules", "supervisor", "adapters", "rowstore", "tests/fleets"
+    "flake.nix", "flake.lock", "nix", "modules", "supervisor", "adapters", "rowstore", "tests/fleets",
+    "tests/vm", "demo",
 )  # fmt: skip
 NOT_SOURCES = shutil.ignore_patterns(
     "__pycache__", "*.egg-info", "*.so", "*.c", "build", ".pytest_cache", ".ruff_cache", ".venv*"

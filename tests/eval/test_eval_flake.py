@@ -83,6 +83,21 @@ def test_hardware_module_is_optional_and_turns_the_spark_on(nix: Nix) -> None:
     assert nix.value(f"{system}.config.hardware.dgx-spark.enable") is True
 
 
+@pytest.mark.parametrize("name", sorted(p.stem for p in (REPOSITORY / "tests/vm").glob("*.nix")))
+def test_vm_test_is_a_check_of_both_systems_and_its_script_is_python(nix: Nix, name: str) -> None:
+    checks = nix.value(
+        f"builtins.mapAttrs (_: checks: let c = checks.vm-{name}; in "
+        "{ inherit (c) drvPath testScript; n = builtins.length c.systems; }) flake.checks"
+    )
+    assert set(checks) == set(SYSTEMS)
+    assert all(check["n"] == 3 for check in checks.values())
+    compile(checks[SYSTEMS[0]]["testScript"], name, "exec")
+
+
+def test_vm_test_reads_the_demo_checkpoint_that_is_made_today(demo_revision: str) -> None:
+    assert f'revision = "{demo_revision}"' in (REPOSITORY / "tests/vm/three-nodes.nix").read_text()
+
+
 def test_the_lock_is_not_touched(nix: Nix) -> None:
     assert (nix.source / "flake.lock").read_bytes() == (REPOSITORY / "flake.lock").read_bytes()
 

@@ -9,12 +9,13 @@
         "aarch64-linux"
         "x86_64-linux"
       ];
-      legacyPackages = lib.genAttrs systems (system: import ./packages.nix { inherit lib system; });
+      nixosSystem = import ./nixos.nix { inherit lib legacyPackages; };
+      legacyPackages = lib.genAttrs systems (system: import ./packages.nix { inherit lib nixosSystem system; });
     in
     {
       inherit legacyPackages;
       lib = lib // {
-        nixosSystem = import ./nixos.nix { inherit lib legacyPackages; };
+        inherit nixosSystem;
       };
     };
 }

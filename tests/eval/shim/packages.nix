@@ -1,6 +1,10 @@
 # Packages by name only: derivations that build an empty directory, so that what depends on them evaluates. A package
 # that our code does not use is not here, and asking for it is an error.
-{ lib, system }:
+{
+  lib,
+  system,
+  nixosSystem,
+}:
 let
   fake =
     name: attrs:
@@ -96,6 +100,7 @@ let
     pythonVersion = "3.12";
     sitePackages = "lib/python3.12/site-packages";
     pkgs = pythonScope;
+    withPackages = choose: fake "python3-3.12-env" { paths = choose pythonScope; };
     buildEnv.override =
       {
         extraLibs,
@@ -153,6 +158,28 @@ let
       fakeNss = fake "fakeNss" { };
       usrBinEnv = fake "usrBinEnv" { };
     };
+    # The machines' systems, and the script that drives them.
+    testers.runNixOSTest =
+      {
+        name,
+        nodes,
+        testScript,
+      }:
+      fake "vm-test-run-${name}" {
+        inherit testScript;
+        systems = lib.mapAttrsToList (
+          hostName: module:
+          (nixosSystem {
+            modules = [
+              module
+              {
+                networking = { inherit hostName; };
+                nixpkgs.hostPlatform = system;
+              }
+            ];
+          }).config.system.build.toplevel
+        ) nodes;
+      };
     runCommand =
       name: attrs: script:
       fake name (attrs // { inherit script; });

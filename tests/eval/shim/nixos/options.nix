@@ -38,10 +38,8 @@ in
     environment.systemPackages = option (types.listOf types.package) [ ];
     environment.etc = option (types.attrsOf (
       types.submodule {
-        options.source = mkOption {
-          type = types.path;
-          description = "As in NixOS.";
-        };
+        options.source = option (types.nullOr types.path) null;
+        options.text = option (types.nullOr types.lines) null;
       }
     )) { };
 
@@ -56,6 +54,12 @@ in
       }
     )) { };
 
+    networking.rxe.enable = option types.bool false;
+    networking.rxe.interfaces = option (types.listOf types.str) [ ];
+    virtualisation.vlans = option (types.listOf types.int) [ 1 ];
+    virtualisation.memorySize = option types.int 1024;
+    # Not evaluated: a system within a system is NixOS's own business.
+    specialisation = option (types.attrsOf types.raw) { };
     networking.hostName = option types.str "nixos";
     networking.dhcpcd.denyInterfaces = option (types.listOf types.str) [ ];
     networking.networkmanager.unmanaged = option (types.listOf types.str) [ ];
