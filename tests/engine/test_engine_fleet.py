@@ -1,13 +1,15 @@
 """The whole fleet with the real SGLang: three supervisors in three namespaces, rows from the row store, the gateway.
 
-Fault: `kill -9` of rank 1's scheduler in the middle of a stream. What the user sees: an error event, 503 with
-Retry-After, and after the recovery the same greedy answer as before.
+Faults, one after the other: `kill -9` of rank 1's scheduler in the middle of a stream, and SIGSTOP of rank 2's. What
+the user sees: an error event, 503 with Retry-After, and after each recovery the same greedy answer as before. A frozen
+rank leaves the head's own health check at 200; the one-token canary through all ranks notices it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,12 @@ BOOT_S = 420
 NOTICED_S = 2.0
 
 
+CANARY_S = 10.0
+
+
 def _recover_at_once(raw: dict[str, Any]) -> None:
     raw["recovery"]["backoff_s"] = 0
+    raw["supervisor"] |= {"canary_period_s": 2, "canary_timeout_s": CANARY_S}
 
 
 @pytest.mark.timeout(1200)
@@ -44,6 +50,14 @@ async def test_a_real_fleet_serves_survives_a_killed_rank_and_answers_the_same_a
         await _either_spelling_turns_thinking_on(fleet)
 
         timeline = await _kill_in_the_middle_of_a_stream(fleet)
+        for name, value in timeline.items():
+            record_property(name, value)
+        print(json.dumps(timeline))
+
+        after = await fleet.chat(24)
+        assert (after.text, after.completion_tokens) == (before.text, before.completion_tokens)
+
+        timeline = await _freeze_a_worker(fleet)
         for name, value in timeline.items():
             record_property(name, value)
         print(json.dumps(timeline))
@@ -112,6 +126,22 @@ async def _kill_in_the_middle_of_a_stream(fleet: FleetUnderTest) -> dict[str, fl
     stopped = [e["at"] for e in after["timeline"] if e["what"] == "all ranks stopped" and e["at"] > killed_on_clock]
     timeline["all_stopped_s"] = stopped[0] - killed_on_clock
     return {name: round(value, 2) for name, value in timeline.items()}
+
+
+async def _freeze_a_worker(fleet: FleetUnderTest) -> dict[str, float]:
+    """Seconds from SIGSTOP of a scheduler to: noticed, serving again."""
+    old_boot = (await fleet.status())["boot"]["id"]
+    frozen_at = time.monotonic()
+    kill(fleet.engine_process(2, "scheduler"), signal.SIGSTOP)
+    lost = await fleet.until(lambda s: s["state"] == "recovering", "the freeze was noticed", 10 * CANARY_S)
+    assert "the one-token canary did not come back within 10 s" in lost["reason"], lost["reason"]
+    noticed_s = time.monotonic() - frozen_at
+    after = await fleet.until(
+        lambda s: s["state"] == "failed" or (s["state"] == "serving" and s["boot"]["id"] != old_boot),
+        "the fleet came back", BOOT_S,
+    )  # fmt: skip
+    assert after["state"] == "serving", after["reason"]
+    return {"freeze_noticed_s": round(noticed_s, 2), "freeze_serving_again_s": round(time.monotonic() - frozen_at, 2)}
 
 
 async def _post(fleet: FleetUnderTest, more: dict[str, Any]) -> tuple[int, dict[str, Any]]:

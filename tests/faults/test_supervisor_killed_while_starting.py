@@ -1,4 +1,4 @@
-"""Fault: kill -9 of a worker's supervisor while the fleet starts, before that node's engine runs; it comes back at once.
+"""Fault: kill -9 of a worker's supervisor while the fleet starts, before its engine runs; it comes back at once.
 
 What the user sees: the boot ends and says which supervisor was restarted; the next `up` serves. It used to wait for an
 hour, also when another rank had failed meanwhile: the node that had forgotten the boot hid every failure.
