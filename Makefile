@@ -60,6 +60,7 @@ bench: .venv
 schema: .venv
 	@$(DSV41) schema > modules/settings.schema.json.tmp
 	@mv modules/settings.schema.json.tmp modules/settings.schema.json
+	@$(PYTHON) tools/option_reference.py
 
 clean:
 	rm -rf .venv .venv-engine .demo

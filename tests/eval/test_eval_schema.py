@@ -23,6 +23,25 @@ def test_the_committed_schema_is_the_program_s_own() -> None:
     assert SCHEMA.read_text() == program.stdout, "stale: run `make schema`"
 
 
+def test_the_option_reference_is_written_from_the_committed_schema() -> None:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "tools/option_reference.py"), "--check"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_option_reference_has_every_field_of_the_program() -> None:
+    text = (REPOSITORY / "modules/OPTIONS.md").read_text()
+    for path in ("fleet.nodes.<name>.rails.<name>.address", "engine.parallelism.tp_size", "adapters.tp_pad"):
+        assert f"**`{path}`** (" in text
+    schema = json.loads(SCHEMA.read_text())
+    used = [model for name, model in schema["$defs"].items() if "properties" in model]
+    named = {line.split("`")[1].rpartition(".")[2] for line in text.splitlines() if line.startswith("- **`")}
+    sections = {line[3:].rpartition(".")[2] for line in text.splitlines() if line.startswith("## ")}
+    assert {field for model in used for field in model["properties"]} <= named | sections
+
+
 def options(field: dict[str, object]) -> str:
     """Names of the options of a model with one field."""
     described = {"description": "A field."} | field
