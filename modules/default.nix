@@ -9,6 +9,7 @@
     ./rank.nix
     ./supervisor.nix
     ./probe.nix
+    ./firewall-look.nix
     ./guard.nix
     ./gateway.nix
     ./clock-cap.nix

@@ -3,6 +3,7 @@
 {
   config,
   lib,
+  pkgs,
   utils,
   ...
 }@args:
@@ -21,6 +22,7 @@ let
     "dsv41-pack"
     "dsv41-guard"
     "dsv41-probe"
+    "dsv41-firewall"
   ];
   runDir = node.path supervisor.run_dir;
   stateDir = node.path supervisor.state_dir;
@@ -43,6 +45,8 @@ in
         "network-online.target"
         "dbus.service"
       ];
+      # `dsv41 doctor --deep` writes over RDMA with ib_write_bw where this nixpkgs has it, or an overlay brings it.
+      path = lib.optional (pkgs ? perftest) pkgs.perftest;
       # It has no business giving up, however often it was restarted.
       startLimitIntervalSec = 0;
 

@@ -14,6 +14,7 @@ from .api import Api
 from .demo.keeper import MARK
 from .doctor.deep.probe import PROBE_UNIT
 from .errors import Dsv41Error, Exit, Stage
+from .fabric.ruleset import FIREWALL_UNIT
 from .fleet.controller import FleetController
 from .fleet.desk import Desk, Itself
 from .fleet.peers import read_fleet_key
@@ -134,7 +135,7 @@ async def _units(settings: Settings, settings_path: Path, node: str) -> Units:
         # Here and not above: the demo never needs a D-Bus library in memory.
         from .units.systemd import SystemdUnits
 
-        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT])
+        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT, FIREWALL_UNIT])
         await systemd.open()
         return systemd
     common = ["--settings", str(settings_path), "--node", node]

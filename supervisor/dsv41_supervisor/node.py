@@ -24,6 +24,7 @@ from .atomic import read_json
 from .changes import Changes
 from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from .fabric.agent import NodeFabric
+from .fabric.ruleset import ruleset_of
 from .fleet.keeper import LeaseKeeper
 from .fleet.lease import (
     RAN_OUT,
@@ -97,7 +98,7 @@ class NodeAgent:
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
-        self.fabric = NodeFabric(settings, node, self.found.rails_changed)
+        self.fabric = NodeFabric(settings, node, self.found.rails_changed, ruleset=ruleset_of(settings, node, units))
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""

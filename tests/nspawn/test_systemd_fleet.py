@@ -202,6 +202,28 @@ def test_the_supervisors_user_may_start_its_own_units_alone(fleet: list[Node]) -
     assert head.run("systemctl", "is-active", "dbus", "dsv41-gateway", check=False).stdout == "active\nactive\n"
 
 
+def test_the_packet_filter_is_looked_at_by_a_unit_that_alone_may_do_so(fleet: list[Node]) -> None:
+    """nft itself stands in: what is shown is who runs it, with which rights, and that its answer is judged."""
+    head = fleet[0].machine
+    head.write(
+        "/etc/dsv41-nft/nft",
+        '#!/bin/sh\necho "{\\"nftables\\": [{\\"table\\": {\\"family\\": \\"inet\\", \\"name\\": '
+        '\\"caps-$(sed -n s/CapEff:.//p /proc/self/status)\\"}}]}"\n',
+        0o755,
+    )  # fmt: skip
+    drop_in = "/run/systemd/system/dsv41-firewall.service.d/nft.conf"
+    head.write(drop_in, "[Service]\nEnvironment=PATH=/etc/dsv41-nft:/usr/bin:/bin\n")
+    head.run("systemctl", "daemon-reload")
+    done = head.dsv41("doctor", "--settings", SETTINGS, "--node", "spark1", check=False)
+    said = " ".join(done.stdout.split())
+    unread = "the unit dsv41-firewall left no answer: journalctl -u dsv41-firewall. (spark2, spark3)"
+    assert unread in said, done.stdout + done.stderr
+    left = "/run/dsv41/firewall.json"
+    (table,) = json.loads(head.run("cat", left).stdout)["nftables"]
+    assert int(table["table"]["name"].removeprefix("caps-"), 16) == 1 << 12, "CAP_NET_ADMIN and nothing else"
+    assert head.run("stat", "-c", "%U %a", left).stdout == "dsv41-supervisor 640\n"
+
+
 def test_the_journal_finds_every_line_by_node_and_stage_and_explains_events(fleet: list[Node]) -> None:
     serving(fleet)
     head = fleet[0].machine

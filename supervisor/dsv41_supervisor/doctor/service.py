@@ -47,7 +47,10 @@ class DoctorService:
         host, fabric = await asyncio.gather(
             read_host(agent.settings, agent.node, standing, self._reads, bound_s),
             fabric_within(
-                bound_s, read_facts(agent.settings, agent.node, None, status.members, bound_s / 2, self._reads)
+                bound_s,
+                read_facts(
+                    agent.settings, agent.node, None, status.members, bound_s / 2, self._reads, agent.fabric.ruleset
+                ),
             ),
         )
         return {"host": host.model_dump(mode="json"), "fabric": fabric}

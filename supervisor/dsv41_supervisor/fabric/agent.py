@@ -16,6 +16,7 @@ from .check import FabricReport, check_fabric
 from .facts import NodeFacts
 from .read import read_facts
 from .roots import Roots
+from .ruleset import Ruleset, nft
 from .warm import warm_neighbours
 from .watch import FabricWatch, look, view
 
@@ -26,7 +27,9 @@ LAUNCH_TIMEOUT_S = 10
 class NodeFabric:
     """Lives in one event loop. `override` are the checks allowed for this boot beside those of the settings."""
 
-    def __init__(self, settings: Settings, node: str, changed: Callable[[], None], roots: Roots | None = None) -> None:
+    def __init__(self, settings: Settings, node: str, changed: Callable[[], None], roots: Roots | None = None,
+                 ruleset: Ruleset = nft) -> None:  # fmt: skip
+        self.ruleset = ruleset
         self._settings = settings
         self._node = node
         self._roots = roots or Roots()
@@ -44,7 +47,7 @@ class NodeFabric:
             hint=f"Run dsv41 doctor on {self._node}: it says which reader hangs.",
         )  # fmt: skip
         await deadline.wait(warm_neighbours(self._settings, self._node))
-        self.facts = await deadline.wait(read_facts(self._settings, self._node, self._roots, reads=self._reads))
+        self.facts = await deadline.wait(self._read_facts())
         self.report = check_fabric(self._settings, {self._node: self.facts}, self.override)
         for finding in self.report.overridden:
             log.warning("overridden: %s", finding)
@@ -53,8 +56,11 @@ class NodeFabric:
     async def read(self) -> NodeFacts:
         """What stage 2 saw in this boot; read now when it did not run yet."""
         if self.facts is None:
-            return await read_facts(self._settings, self._node, self._roots, reads=self._reads)
+            return await self._read_facts()
         return self.facts
+
+    async def _read_facts(self) -> NodeFacts:
+        return await read_facts(self._settings, self._node, self._roots, reads=self._reads, ruleset=self.ruleset)
 
     async def for_launch(self) -> NodeFacts:
         """Links and GID tables as they are now: an index may have moved since stage 2."""

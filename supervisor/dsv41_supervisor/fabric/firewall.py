@@ -14,7 +14,8 @@ from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
 from typing import Any
 
 from .facts import Firewall
-from .roots import Roots, Unreadable, text, tool_json
+from .roots import Roots, Unreadable, text
+from .ruleset import Ruleset, nft
 
 ACCEPT, DROP, UNKNOWN = "accept", "drop", "unknown"
 EPHEMERAL_PORT = 40000
@@ -33,10 +34,12 @@ class Packet:
     oif: str | None = None
 
 
-async def read_firewall(roots: Roots, incoming: Sequence[Packet], forwarded: Sequence[Packet]) -> Firewall:
+async def read_firewall(
+    roots: Roots, incoming: Sequence[Packet], forwarded: Sequence[Packet], ruleset: Ruleset = nft
+) -> Firewall:
     """Verdicts by interface; the worst one where an interface has several packets. Raises Unreadable."""
     legacy = [name for name in ("ip_tables_names",) if (text(roots.proc / "net" / name) or "").strip()]
-    shown = await tool_json("nft", "-j", "list", "ruleset")
+    shown = await ruleset()
     if legacy:
         raise Unreadable("iptables-legacy holds rules that nft does not show")
     return judge(shown, incoming, forwarded)

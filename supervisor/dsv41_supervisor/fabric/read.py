@@ -19,6 +19,7 @@ from .nccl_library import mapped_libraries, planned_library, read_library
 from .rdma import read_rdma
 from .roots import Roots, Unreadable
 from .routes import pairs_of, read_routes, read_ways
+from .ruleset import Ruleset, nft
 from .sysctls import read_sysctls
 
 READER_TIMEOUT_S = 5.0
@@ -38,20 +39,24 @@ async def read_facts(
     rank_pids: Sequence[int] = (),
     bound_s: float = LIBRARY_TIMEOUT_S,
     reads: BoundedReads | None = None,
+    ruleset: Ruleset = nft,
 ) -> NodeFacts:
     """Everything about this node's fabric. Never raises: what could not be read is in `unread` with the reason.
 
     `rank_pids` are the processes of the running rank; without them limits are those its unit would get. `bound_s` is
     the longest time for one reader where that is less than its own; some are read after the links, so that it takes two
     such times at most. `reads` is kept by who asks again and again: what hangs is then not started a second time.
+    `ruleset` asks the packet filter.
     """
-    return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s, reads or BoundedReads()).all()
+    return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s, reads or BoundedReads(), ruleset).all()
 
 
 class _Reading:
     def __init__(
-        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float, reads: BoundedReads
-    ) -> None:
+        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float,
+        reads: BoundedReads, ruleset: Ruleset,
+    ) -> None:  # fmt: skip
+        self._ruleset = ruleset
         self._reads = reads
         self._settings = settings
         self._bound_s = bound_s
@@ -134,7 +139,7 @@ class _Reading:
 
     async def _firewall(self) -> Any:
         incoming, forwarded = packets(self._settings, self._node)
-        return await read_firewall(self._roots, incoming, forwarded)
+        return await read_firewall(self._roots, incoming, forwarded, self._ruleset)
 
     async def _limits(self) -> Any:
         if self._pids:

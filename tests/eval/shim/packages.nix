@@ -122,6 +122,7 @@ let
     "gcc"
     "git"
     "gnumake"
+    "nftables"
     "nixfmt"
     "nixfmt-tree"
     "rdma-core"
