@@ -12,12 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dsv41_supervisor.commands.fleet import rows
+from dsv41_supervisor.commands.status import _show
 from dsv41_supervisor.errors import Dsv41Error, Exit
 from dsv41_supervisor.fleet import orders as orders_module
 from dsv41_supervisor.fleet.controller import FleetController
+from dsv41_supervisor.fleet.decisions import Decisions
 from dsv41_supervisor.fleet.orders import FleetState
 from dsv41_supervisor.fleet.record import SPARE_BYTES, FleetRecord
 from dsv41_supervisor.node import NodeAgent
+from dsv41_supervisor.rank.plan import Boot
 from dsv41_supervisor.settings import parse
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
 
@@ -134,3 +138,39 @@ def test_what_is_kept_free_for_the_record_lasts_on_a_drive_that_others_fill(tmp_
         assert record.unwritten == f"cannot write {drive}/fleet.json: {os.strerror(errno.ENOSPC)}"
         assert FleetRecord.load(drive).wanted_up is False
         assert sorted(p.name for p in drive.iterdir()) == ["filler", "fleet.json", "more"]
+
+
+# -- a record that cannot be read --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": 99}'])
+def test_a_record_that_cannot_be_read_is_told_until_the_next_boot(directory: Path, content: str) -> None:
+    (directory / "fleet.json").write_text(content)
+    record = FleetRecord.load(directory)
+    assert record.set_aside is not None
+    assert record.set_aside.startswith(
+        f"the fleet's record was unreadable and was set aside ({directory}/fleet.json.unreadable)"
+    )
+    assert (directory / "fleet.json.unreadable").read_text() == content
+    (decision,) = Decisions(directory).last(20)
+    assert decision["why"] == record.set_aside
+    # Another restart does not forget it, and does not decide it again.
+    assert FleetRecord.load(directory).set_aside == record.set_aside
+    assert len(Decisions(directory).last(20)) == 1
+    record.boot = Boot("b1", 7, 41000)
+    record.save()
+    assert FleetRecord.load(directory).set_aside is None
+
+
+async def test_a_record_that_cannot_be_read_is_in_the_status(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _controller(directory).record.set_aside is None
+    (directory / "fleet.json").write_text("{")
+    head = _controller(directory)
+    try:
+        status = await head.status()
+    finally:
+        await head.close()
+    _show(status, rows(status, head.settings.fleet))
+    assert "ranks of an earlier boot may run until their lease ends; dsv41 up starts cleanly" in capsys.readouterr().out

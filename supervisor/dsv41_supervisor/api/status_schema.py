@@ -62,11 +62,14 @@ FLEET: dict[str, dict[str, Any]] = {
     "timeline": _said(_LIST, "Of the last boots: what, and when."),
     "desk": _said(_MAP, "The last incident, and what could not be kept or told."),
     "unwritten": _said(_OR_NULL, "What a restarted head would not know, because it is not on disk."),
+    "set_aside": _said(_OR_NULL, "What follows from a record that could not be read; until the next boot."),
     "nodes": {
         "type": "object", "description": "By name.",
         "additionalProperties": {"$ref": "#/components/schemas/NodeStatus"},
     },
 }  # fmt: skip
+_SINCE = ("unwritten", "set_aside")
+"""Came later: a head before them does not send them."""
 OF_A_WORKER = {
     "head": _said(_TEXT, "The node to ask about the whole fleet."),
     "nodes": FLEET["nodes"],
@@ -74,7 +77,7 @@ OF_A_WORKER = {
 SCHEMAS: dict[str, dict[str, Any]] = {
     "NodeStatus": {"type": "object", "required": ["node"], "properties": NODE},
     "FleetStatus": {
-        "type": "object", "required": [name for name in FLEET if name != "unwritten"], "properties": FLEET,
+        "type": "object", "required": [name for name in FLEET if name not in _SINCE], "properties": FLEET,
     },
     "WorkerStatus": {"type": "object", "required": list(OF_A_WORKER), "properties": OF_A_WORKER},
 }  # fmt: skip

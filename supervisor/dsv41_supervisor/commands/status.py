@@ -112,6 +112,8 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
         console.print(f"recovery is paused by {status['paused_by']}; dsv41 resume ends that", markup=False)
     if status.get("unwritten"):
         console.print(status["unwritten"], markup=False)
+    if status.get("set_aside"):
+        console.print(status["set_aside"], markup=False)
     for line in reason_lines(status):
         console.print(line, markup=False)
     shown = Table(box=None, pad_edge=False)

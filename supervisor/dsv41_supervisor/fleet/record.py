@@ -61,13 +61,18 @@ class FleetRecord:
     """Checks that whoever asked for this fleet allowed to refuse in vain; recoveries keep them."""
     unwritten: str | None = None
     """Why the file is older than this record; None while it is not. A restarted supervisor would read the file."""
+    set_aside: str | None = None
+    """What people must know since the record before was unreadable; until the next boot, over restarts too."""
 
     @classmethod
     def load(cls, directory: Path) -> FleetRecord:
         """The record in a directory; a new one when there is none, or none that can be read."""
         record = cls(directory)
+        was_there = os.path.lexists(record._path)
         raw = read_state(record._path, format=STATE_FORMAT)
         if raw is None:
+            if was_there:
+                record._begin_anew()
             return record
         try:
             return cls(
@@ -84,13 +89,27 @@ class FleetRecord:
                 held=raw.get("held"),
                 held_until=raw.get("held_until"),
                 override=tuple(map(str, raw.get("override", ()))),
+                set_aside=raw.get("set_aside"),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             set_aside(record._path, "has another shape")
+            record._begin_anew()
             return record
+
+    def _begin_anew(self) -> None:
+        """Without this, the fleet would be down above ranks that run, and nobody would see why."""
+        self.set_aside = (
+            f"the fleet's record was unreadable and was set aside ({self._path}.unreadable); ranks of an earlier boot "
+            "may run until their lease ends; dsv41 up starts cleanly"
+        )
+        self.decide("the fleet is taken for down", self.set_aside)
+        self.save()
 
     def save(self) -> None:
         """Write it down. What cannot be written stops nothing: `unwritten` says so until a later try succeeds."""
+        if self.boot is not None:
+            # Whatever an earlier boot left was stopped before this one began.
+            self.set_aside = None
         try:
             self._write()
         except OSError as error:
@@ -133,6 +152,7 @@ class FleetRecord:
             "held": self.held,
             "held_until": self.held_until,
             "override": list(self.override),
+            "set_aside": self.set_aside,
         }
         try:
             write_json(self._path, content)

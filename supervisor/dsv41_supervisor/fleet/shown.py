@@ -74,6 +74,7 @@ class FleetShown:
             "recoveries": len(fleet.record.recoveries),
             "paused_by": fleet.record.paused_by,
             "unwritten": fleet.unwritten,
+            "set_aside": fleet.record.set_aside,
             "override": sorted({*fleet.record.override, *fleet.settings.checks.override}),
             "findings": [f.to_json() for f in fleet.fabric.told] if fleet.fabric is not None else [],
             "readiness": self.readiness(),
