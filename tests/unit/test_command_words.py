@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dsv41_supervisor.commands.fleet import failure, rows
 from dsv41_supervisor.commands.refusals import can_be_overridden, to_start_anyway
-from dsv41_supervisor.commands.status import decision_lines, reason_lines
+from dsv41_supervisor.commands.status import _show, decision_lines, reason_lines
 from dsv41_supervisor.commands.together import together
 from dsv41_supervisor.errors import Exit, Refusal, Stage, join
 from dsv41_supervisor.fleet.judge import Seen
@@ -99,6 +99,23 @@ def test_a_node_that_does_not_answer_keeps_its_rank() -> None:
     nodes = {"spark3": {"node": "spark3", "unreachable_s": 9.0, "trouble": None}}
     (row,) = rows({"nodes": nodes}, settings.fleet)
     assert (row["rank"], row["state"], row["detail"]) == (2, "unreachable", "its supervisor is silent")
+
+
+def test_what_was_not_measured_is_not_shown_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    rank = {"state": "ready", "sentence": "ready", "armed": {}}
+    node = {"node": "spark2", "rank_number": 1, "rank": rank, "supervisor": {"rss_bytes": 41_000_000}, "measured": {}}
+    silent = {"node": "spark3", "unreachable_s": 9.0, "trouble": None}
+    full = node | {
+        "node": "spark1", "rank_number": 0,
+        "measured": {"rank_rss_bytes": 7_000_000, "memory_available_bytes": 0, "counters": {"engram_rows_read": 3}},
+    }  # fmt: skip
+    status = failed() | {"fleet": "lab", "boot": None, "recoveries": 0, "findings": [], "desk": {},
+                         "nodes": {"spark1": full, "spark2": node, "spark3": silent}}  # fmt: skip
+    _show(status, rows(status, parse(json.dumps(good())).fleet))
+    cells = {line.split()[1]: line.split() for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()}
+    assert cells["spark1"] == ["0", "spark1", "ready", "-", "7", "41.0", "0.0", "3"]
+    assert cells["spark2"] == ["1", "spark2", "ready", "-", "-", "41.0", "-", "-"]
+    assert cells["spark3"] == ["2", "spark3", "unreachable", "-", "-", "-", "-", "-"]
 
 
 def test_checks_that_have_just_begun_are_in_no_stage_yet() -> None:

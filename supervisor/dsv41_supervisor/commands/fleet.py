@@ -179,11 +179,16 @@ def rows(status: dict[str, Any], fleet: Fleet) -> list[dict[str, Any]]:
                 "state": node["rank"]["state"],
                 "detail": node["rank"]["sentence"],
                 "adapters": node["rank"]["armed"],
-                "rss_mb": round(measured.get("rank_rss_bytes", 0) / 1e6),
+                "rss_mb": _in(measured.get("rank_rss_bytes"), 1e6, None),
                 "supervisor_rss_mb": round(node["supervisor"]["rss_bytes"] / 1e6, 1),
-                "memory_available_gib": round(measured.get("memory_available_bytes", 0) / 2**30, 1),
-                "engram_rows_read": measured.get("counters", {}).get("engram_rows_read", 0),
+                "memory_available_gib": _in(measured.get("memory_available_bytes"), 2**30, 1),
+                "engram_rows_read": measured.get("counters", {}).get("engram_rows_read"),
             }
         )
     bad = {"unreachable": 0, "failed": 1}
     return sorted(table, key=lambda r: (bad.get(r["state"], 2), str(r["rank"]).zfill(3)))
+
+
+def _in(n_bytes: int | None, unit: float, digits: int | None) -> float | None:
+    """None for what was not measured: a node that has just gone silent has neither 0 MB nor no memory left."""
+    return None if n_bytes is None else round(n_bytes / unit, digits)

@@ -123,10 +123,9 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
         shown.add_column(column, justify="right", no_wrap=True)
     for row in table:
         armed = ", ".join(f"{name} {state}" for name, state in row.get("adapters", {}).items()) or "-"
-        figures = (
-            row.get(name, "") for name in ("rss_mb", "supervisor_rss_mb", "memory_available_gib", "engram_rows_read")
-        )
-        shown.add_row(str(row["rank"]), row["node"], row["state"], armed, *map(str, figures))
+        measured = map(row.get, ("rss_mb", "supervisor_rss_mb", "memory_available_gib", "engram_rows_read"))
+        figures = ("-" if figure is None else str(figure) for figure in measured)
+        shown.add_row(str(row["rank"]), row["node"], row["state"], armed, *figures)
     console.print(shown)
     for row in table:
         if row["detail"] != row["state"]:
