@@ -47,3 +47,20 @@ async def test_drain_lets_a_running_stream_finish(tmp_path: Path, demo_checkpoin
         await fleet.head.call("POST", "/fleet/drain", {})
         assert (await asyncio.wait_for(stream, 30)).completion_tokens == 16
         await fleet.until(lambda s: s["state"] == "down", "drained")
+
+
+async def test_up_in_the_middle_of_a_drain_lets_the_stream_finish_and_starts_then(
+    tmp_path: Path, demo_checkpoint: Path
+) -> None:
+    async with running_fleet(tmp_path, demo_checkpoint, behaviour={"all": {"tokens_per_s": 4}}) as fleet:
+        before = await fleet.up()
+        assert before["state"] == "serving"
+        first = asyncio.Event()
+        stream = asyncio.ensure_future(fleet.chat(max_tokens=16, show=lambda text: first.set()))
+        await asyncio.wait_for(first.wait(), 20)
+        await fleet.head.call("POST", "/fleet/drain", {})
+        again = await fleet.head.call("POST", "/fleet/up", {})
+        assert again["said"] == "the drain that runs is finished first, then it starts"
+        assert (await asyncio.wait_for(stream, 30)).completion_tokens == 16
+        served = await fleet.until(lambda s: s["state"] == "serving", "it serves again", 60)
+        assert served["boot"] != before["boot"]

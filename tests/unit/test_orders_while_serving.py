@@ -45,3 +45,58 @@ async def test_a_rank_that_an_order_stops_is_not_a_lost_one(tmp_path: Path, monk
     assert not [entry for entry in controller.record.timeline if "lost" in entry["what"]]
     await crew.close()
     await agent.close()
+
+
+async def test_up_during_a_drain_waits_until_the_running_requests_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = parse(json.dumps(with_value("supervisor.state_dir", str(tmp_path))))
+    agent = NodeAgent(settings, "spark1", ProcessUnits(_no_unit, tmp_path))
+    controller = FleetController(settings, agent, "a-key-of-the-fleet-0123456789abcdef")
+    crew = controller.crew
+    n_running = 1
+    counted, over = asyncio.Event(), asyncio.Event()
+    happened: list[str] = []
+
+    async def load() -> SimpleNamespace:
+        counted.set()
+        # Tokens move at every look.
+        return SimpleNamespace(n_running=n_running, n_queued=0, moved=lambda before: True)
+
+    async def drain() -> None:
+        happened.append("drain")
+
+    async def stop_all(why: str, grace_s: float) -> list[str]:
+        happened.append("stop")
+        return []
+
+    async def start() -> None:
+        happened.append("start")
+        over.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(
+        controller, "crew", SimpleNamespace(
+            look=lambda: SimpleNamespace(lost=lambda boot: None), other_head=lambda look: None, stop_all=stop_all,
+            members={settings.fleet.head: SimpleNamespace(drain=drain)},
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(controller, "_start", start)
+    monkeypatch.setattr(agent.probe, "load", load)
+    controller.record.wanted_up, controller.state = True, FleetState.SERVING
+    driving = asyncio.ensure_future(controller._drive())
+    assert controller.drain("one") == "draining"
+    await asyncio.wait_for(counted.wait(), 10)
+    # The second up is remembered as the first one is.
+    for by in ("two", "three"):
+        assert controller.up(by) == "the drain that runs is finished first, then it starts"
+    counted.clear()
+    await asyncio.wait_for(counted.wait(), 10)
+    assert (happened, controller.state) == (["drain"], FleetState.DRAINING), "the running stream was cut off"
+    n_running = 0
+    await asyncio.wait_for(over.wait(), 10)
+    assert happened == ["drain", "stop", "start"]
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+    await crew.close()
+    await agent.close()

@@ -85,7 +85,8 @@ class FleetController(FleetOrders):
         elif record.wanted_up and record.served and self.state is FleetState.DOWN:
             self.set_state(FleetState.RECOVERING, "the head's supervisor was restarted")
         while True:
-            if not record.wanted_up:
+            # A drain goes on although it is wanted up again: the start comes after it.
+            if not record.wanted_up or self.state is FleetState.DRAINING:
                 if self.state not in (FleetState.DOWN, FleetState.FAILED):
                     await self._or_new_order(self._bring_down)
                 if not record.wanted_up:

@@ -56,7 +56,8 @@ class FleetOrders:
         )
 
     def up(self, by: str, override: tuple[str, ...] = ()) -> str:
-        """Ask for the fleet to serve. Changes nothing when it already does; returns one sentence.
+        """Ask for the fleet to serve. Changes nothing when it already does; a drain is finished first. Returns one
+        sentence.
 
         `override` names checks whose refusal does not stop this boot and its recoveries. Raises Dsv41Error for a name
         that no check has.
@@ -75,6 +76,10 @@ class FleetOrders:
         allowed = f", overriding {', '.join(override)}" if override else ""
         record.decide(f"up was asked for by {by}{allowed}")
         self.refusals = ()
+        if self.state is FleetState.DRAINING:
+            # Ranks that drain take no request any more, and starting stops them: what they still answer goes first.
+            self.changes.bump()
+            return "the drain that runs is finished first, then it starts"
         if self.state is FleetState.FAILED:
             self.set_state(FleetState.DOWN, None)
         self._ordered()
