@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from dsv41_supervisor.errors import Dsv41Error, Exit
 from dsv41_supervisor.fleet.controller import FleetController
 from dsv41_supervisor.fleet.orders import FleetState
 from dsv41_supervisor.node import NodeAgent
+from dsv41_supervisor.rank.plan import Boot
 from dsv41_supervisor.settings import parse
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
 
@@ -99,4 +101,33 @@ async def test_up_during_a_drain_waits_until_the_running_requests_are_done(
     driving.cancel()
     await asyncio.gather(driving, return_exceptions=True)
     await crew.close()
+    await agent.close()
+
+
+@pytest.mark.parametrize("state", [FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING])
+async def test_an_override_that_comes_too_late_is_refused_with_the_boot_that_began_without_it(
+    tmp_path: Path, state: FleetState
+) -> None:
+    raw = with_value("supervisor.state_dir", str(tmp_path))
+    raw["checks"] = {"override": ["rail-route"]}
+    settings = parse(json.dumps(raw))
+    agent = NodeAgent(settings, "spark1", ProcessUnits(_no_unit, tmp_path))
+    controller = FleetController(settings, agent, "a-key-of-the-fleet-0123456789abcdef")
+    assert controller.up("one", ("rail-mac",)) == "starting"
+    controller.state = state
+    with pytest.raises(Dsv41Error, match="--override rail-mtu was not taken: the start under way began without it"):
+        controller.up("two", ("rail-mtu",))
+    controller.record.boot = Boot("b7", 7, 41000)
+    with pytest.raises(Dsv41Error) as refused:
+        controller.up("two", ("rail-mac", "rail-mtu"))
+    assert str(refused.value) == (
+        f"config: --override rail-mtu was not taken: boot b7 began without it, and the fleet is {state}. "
+        "Run dsv41 down first."
+    )
+    assert refused.value.exit_status is Exit.REFUSED
+    assert controller.record.override == ("rail-mac",)
+    # What holds already, for this boot or by the settings, is no reason to refuse.
+    for override in ((), ("rail-mac",), ("rail-route", "rail-mac")):
+        assert controller.up("two", override) == f"the fleet is already {state}; nothing was changed"
+    await controller.close()
     await agent.close()

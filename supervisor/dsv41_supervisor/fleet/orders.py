@@ -12,6 +12,7 @@ from ..changes import Changes
 from ..checks import unknown_ids
 from ..errors import Dsv41Error, Refusal, Stage
 from ..journal import log
+from ..settings import Settings
 from .desk import Desk
 from .record import FleetRecord
 
@@ -34,6 +35,7 @@ class FleetOrders:
     """What is wanted and how far it is: the record, the state with its reason. Methods run in one event loop."""
 
     desk: Desk
+    settings: Settings
 
     def __init__(self, record: FleetRecord) -> None:
         self.changes = Changes()
@@ -60,7 +62,7 @@ class FleetOrders:
         sentence.
 
         `override` names checks whose refusal does not stop this boot and its recoveries. Raises Dsv41Error for a name
-        that no check has.
+        that no check has, and for one that comes too late for the boot under way.
         """
         if unknown := unknown_ids(override):
             raise Dsv41Error(
@@ -69,6 +71,7 @@ class FleetOrders:
             )  # fmt: skip
         record = self.record
         if record.wanted_up and self.state in (FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING):
+            self._refuse_late(override)
             return f"the fleet is already {self.state}; nothing was changed"
         with record.kept("up is refused"):
             record.wanted_up, record.override, record.recoveries = True, tuple(override), []
@@ -152,6 +155,17 @@ class FleetOrders:
             log.info("fleet: %s -> %s%s", self.state, state, f": {reason}" if reason else "")
         self.state, self.reason = state, reason
         self.changes.bump()
+
+    def _refuse_late(self, override: tuple[str, ...]) -> None:
+        """Each boot begins with its overrides; whoever asks for another one would believe that it holds."""
+        in_force = {*self.record.override, *self.settings.checks.override}
+        if late := [name for name in override if name not in in_force]:
+            named = " ".join(f"--override {name}" for name in late)
+            boot = f"boot {self.record.boot.id}" if self.record.boot is not None else "the start under way"
+            raise Dsv41Error(
+                f"{named} was not taken: {boot} began without it, and the fleet is {self.state}.",
+                stage=Stage.CONFIG, hint="Run dsv41 down first.",
+            )  # fmt: skip
 
     def _unwanted(self) -> None:
         self.record.wanted_up = False
