@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from dsv41_supervisor.commands.fleet import failure, rows
+from dsv41_supervisor.commands.fleet import failure, overruled, rows
 from dsv41_supervisor.commands.refusals import can_be_overridden, to_start_anyway
 from dsv41_supervisor.commands.status import _show, decision_lines, reason_lines
 from dsv41_supervisor.commands.together import together
@@ -80,6 +80,31 @@ def test_a_reason_that_says_more_than_its_refusals_is_shown_before_them() -> Non
         "  spark2 rank 1, rank: port 30000 is taken. See who holds it. [engine-port]",
     ]
     assert reason_lines({"reason": None, "refusals": [], "override": []}) == []
+
+
+# -- orders that another one replaced ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted", "newest", "sentence"),
+    [
+        ("up", "down", "down was asked for by root with dsv41 down",
+         "it was not brought up: down was asked for by root with dsv41 down"),
+        ("up", "down", "drain was asked for by root with dsv41 drain",
+         "it was not brought up: drain was asked for by root with dsv41 drain"),
+        ("down", "up", "up was asked for by root with dsv41 up",
+         "it does not stay down: up was asked for by root with dsv41 up"),
+        ("drain", "up", "up was asked for by root with dsv41 up",
+         "it does not stay down: up was asked for by root with dsv41 up"),
+        # The head was restarted since: nobody knows any more who it was.
+        ("up", "down", "adopted boot b1", "it was not brought up: down was asked for"),
+        ("up", "up", "up was asked for by root with dsv41 up", None),
+        ("drain", "down", "drain was asked for by root with dsv41 drain", None),
+    ],
+)  # fmt: skip
+def test_an_order_that_lost_names_the_one_that_won(what: str, wanted: str, newest: str, sentence: str | None) -> None:
+    timeline = [{"at": 1.0, "what": newest}, {"at": 2.0, "what": "all ranks stopped"}]
+    assert overruled(what, {"wanted": wanted, "timeline": timeline}) == sentence
 
 
 # -- decisions and nodes -----------------------------------------------------------------------------------------------

@@ -61,27 +61,38 @@ async def test_up_ends_when_someone_else_asks_for_down(fleet: FleetUnderTest) ->
     fleet.script({"all": {"phase_s": {"weights": 30}}})
     up = asyncio.ensure_future(_dsv41(fleet, "up"))
     await fleet.until(lambda s: s["state"] == "starting", "a boot is under way")
-    await fleet.head.call("POST", "/fleet/down", {})
+    second = await _started(fleet, "up")
+    assert second.stderr is not None
+    # Said when it is so, not when it serves.
+    assert await asyncio.wait_for(second.stderr.readline(), 30) == (
+        b"dsv41: the fleet is already starting; nothing was changed\n"
+    )
+    await fleet.head.call("POST", "/fleet/down", {"by": "root with a test"})
     status, _, err = await asyncio.wait_for(up, 30)
-    assert status == Exit.UNAVAILABLE
-    assert "someone else asked for down meanwhile" in err
+    await asyncio.wait_for(second.communicate(), 30)
+    assert (status, second.returncode) == (Exit.UNAVAILABLE, Exit.UNAVAILABLE)
+    assert err.splitlines()[-1] == "dsv41: it was not brought up: down was asked for by root with a test"
+    assert "still" not in err
 
 
-async def test_ctrl_c_of_an_order_says_that_the_fleet_goes_on(fleet: FleetUnderTest) -> None:
+@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_signal_to_an_order_says_that_the_fleet_goes_on(
+    fleet: FleetUnderTest, number: signal.Signals, exit_status: int
+) -> None:
     fleet.script({"all": {"phase_s": {"weights": 30}}})
     up = await _started(fleet, "up")
     await fleet.until(lambda s: s["state"] == "starting" and s["boot"] is not None, "a boot is under way")
-    status, err = await _interrupted(up)
-    assert status == 130
+    status, err = await _interrupted(up, number)
+    assert status == exit_status
     assert err.splitlines()[-1] == (
         "dsv41: no longer waiting; the fleet goes on starting. dsv41 status shows how far it is, dsv41 down stops it."
     )
     assert (await fleet.status())["wanted"] == "up"
     down = await _started(fleet, "down")
     await fleet.until(lambda s: s["wanted"] == "down", "down is under way")
-    status, err = await _interrupted(down)
+    status, err = await _interrupted(down, number)
     # It may have been done before the signal came, or be ending as a process.
-    assert (status, "the fleet goes on stopping" in err) in ((130, True), (0, False), (-signal.SIGINT, False))
+    assert (status, "the fleet goes on stopping" in err) in ((exit_status, True), (0, False), (-number, False))
 
 
 async def _started(fleet: FleetUnderTest, *argv: str) -> asyncio.subprocess.Process:
@@ -91,12 +102,12 @@ async def _started(fleet: FleetUnderTest, *argv: str) -> asyncio.subprocess.Proc
     )  # fmt: skip
 
 
-async def _interrupted(process: asyncio.subprocess.Process) -> tuple[int, str]:
+async def _interrupted(process: asyncio.subprocess.Process, number: signal.Signals) -> tuple[int, str]:
     assert process.stderr is not None
     # Its first line of progress: the order was taken, and is followed.
     first = await asyncio.wait_for(process.stderr.readline(), 30)
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     _, err = await asyncio.wait_for(process.communicate(), 30)
     return process.returncode or 0, (first + err).decode()
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import getpass
 import json
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from ..fleet.peers import SupervisorClient
 
 POLL_S = 0.5
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+_TAKEN = ("starting", "stopping", "draining")
+"""What the head says of an order that needs no word more: the fleet's state follows."""
+_LOST = {"up": "it was not brought up", "down": "it does not stay down", "drain": "it does not stay down"}
+"""What became of an order that another one replaced."""
 
 _GOES_ON = {
     "up": "the fleet goes on starting. dsv41 status shows how far it is, dsv41 down stops it",
@@ -31,10 +37,10 @@ _GOES_ON = {
 
 
 class StoppedWaiting(Exception):
-    """Ctrl-C while an order is followed. `taken`: the head has it, and goes on with it."""
+    """Ctrl-C or SIGTERM while an order is followed. `taken`: the head has it, and goes on with it."""
 
-    def __init__(self, what: str, taken: bool) -> None:
-        self.what, self.taken = what, taken
+    def __init__(self, what: str, taken: bool, exit_status: int) -> None:
+        self.what, self.taken, self.exit_status = what, taken, exit_status
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -48,24 +54,38 @@ async def order(
 ) -> tuple[str, dict[str, Any]]:
     """Give the head an order and follow its status until it is done or failed; shows each change on standard error.
 
-    Raises StoppedWaiting on Ctrl-C.
+    Raises StoppedWaiting on Ctrl-C and on SIGTERM.
     """
     # Only now: the parser of every command imports this file, and aiohttp takes its time.
     from ..fleet.peers import SupervisorClient
 
-    taken = False
-    async with SupervisorClient(settings, settings.fleet.head) as head:
-        asked: dict[str, Any] = {"by": f"{getpass.getuser()} with dsv41 {what}"}
-        if override:
-            asked["override"] = list(override)
-        try:
+    taken, exit_status = False, INTERRUPTED
+    following = asyncio.current_task()
+    assert following is not None
+
+    def terminate() -> None:
+        nonlocal exit_status
+        exit_status = TERMINATED
+        following.cancel()
+
+    # Ctrl-C cancels by itself.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    asked: dict[str, Any] = {"by": f"{getpass.getuser()} with dsv41 {what}"}
+    if override:
+        asked["override"] = list(override)
+    try:
+        async with SupervisorClient(settings, settings.fleet.head) as head:
             await head.alive()
             answer = await head.call("POST", f"/fleet/{what}", asked)
             taken = True
+            said = str(answer["said"])
+            if said not in _TAKEN:
+                # Now, not at the end: by then it is no longer so.
+                print(f"dsv41: {said}", file=sys.stderr, flush=True)
             warn(answer.get("unwritten"))
-            return str(answer["said"]), await _follow(head, what, done_state, timeout_s)
-        except asyncio.CancelledError:
-            raise StoppedWaiting(what, taken) from None
+            return said, await _follow(head, what, done_state, timeout_s)
+    except asyncio.CancelledError:
+        raise StoppedWaiting(what, taken, exit_status) from None
 
 
 def warn(unwritten: object) -> None:
@@ -86,12 +106,24 @@ async def _follow(head: SupervisorClient, what: str, done_state: str, timeout_s:
             print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
         if status["state"] in (done_state, "failed"):
             return status
-        if status["wanted"] != ("up" if what == "up" else "down"):
-            print(f"dsv41: someone else asked for {status['wanted']} meanwhile", file=sys.stderr)
+        if overruled(what, status) is not None:
             return status
         if timeout_s is not None and time.monotonic() - began > timeout_s:
             return status
         await asyncio.sleep(POLL_S)
+
+
+def overruled(what: str, status: dict[str, Any]) -> str | None:
+    """What became of an order that somebody's other one replaced, and whose; None while it holds."""
+    wanted = status["wanted"]
+    if wanted == ("up" if what == "up" else "down"):
+        return None
+    by = f"{wanted} was asked for"
+    for entry in reversed(status["timeline"]):
+        if " was asked for by " in entry["what"]:
+            by = entry["what"]
+            break
+    return f"{_LOST[what]}: {by}"
 
 
 def register_order(subparsers: Any, what: str, help_text: str, done_state: str, done_words: str) -> None:
@@ -114,10 +146,13 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
         said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout, override))
     except StoppedWaiting as stopped:
         print(f"dsv41: {stopped}", file=sys.stderr)
-        return INTERRUPTED
+        return stopped.exit_status
     if args.json:
         print(json.dumps(status | {"said": said}))
     if status["state"] != done_state:
+        if status["state"] != "failed" and (why := overruled(what, status)) is not None:
+            print(f"dsv41: {why}", file=sys.stderr)
+            return Exit.UNAVAILABLE
         return failure(status)
     if done_state == "down" and (unseen := _unseen(status)):
         for node, trouble in unseen.items():
@@ -134,7 +169,7 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
         return Exit.WARNINGS
     if not args.json:
         boot = f": boot {status['boot']['id']}" if status["boot"] else ""
-        print(f"{done_words}{boot}" + (f" ({said})" if "nothing was changed" in said else ""))
+        print(f"{done_words}{boot}")
     return Exit.OK
 
 
