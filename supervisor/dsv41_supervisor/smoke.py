@@ -58,9 +58,10 @@ def first_key(path: Path) -> str:
 
 async def ask(
     base: str, key: str | None, model: str, prompt: str, max_tokens: int, show: Callable[[str], None],
-    timeout_s: float = 300,
+    timeout_s: float = 300, look: str = "Run dsv41 status.",
 ) -> Answer:  # fmt: skip
-    """Stream one chat answer. Raises Dsv41Error with what the gateway said when it is not an answer."""
+    """Stream one chat answer. Raises Dsv41Error with what the gateway said when it is not an answer; `look` is what to
+    do when there is no gateway."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -98,6 +99,9 @@ async def ask(
                         first_s = first_s or time.monotonic() - began
                         parts.append(text)
                         show(text)
+    except aiohttp.ClientConnectorError as error:
+        what = f"no answer from {base} ({error.strerror or error})."
+        raise Dsv41Error(what, stage=Stage.GATEWAY, hint=look, transient=True) from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _error(f"no answer from {base} ({type(error).__name__}: {error})") from None
     if not tokens:

@@ -63,12 +63,13 @@ FLEET: dict[str, dict[str, Any]] = {
     "desk": _said(_MAP, "The last incident, and what could not be kept or told."),
     "unwritten": _said(_OR_NULL, "What a restarted head would not know, because it is not on disk."),
     "set_aside": _said(_OR_NULL, "What follows from a record that could not be read; until the next boot."),
+    "gateway": _said(_MAP, "Where the head asked its gateway, and its trouble: null when it answers."),
     "nodes": {
         "type": "object", "description": "By name.",
         "additionalProperties": {"$ref": "#/components/schemas/NodeStatus"},
     },
 }  # fmt: skip
-_SINCE = ("unwritten", "set_aside")
+_SINCE = ("unwritten", "set_aside", "gateway")
 """Came later: a head before them does not send them."""
 OF_A_WORKER = {
     "head": _said(_TEXT, "The node to ask about the whole fleet."),

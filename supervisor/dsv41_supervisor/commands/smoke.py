@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from ..smoke import ask, first_key
+    from ..units.words import look_at_gateway
 
     settings = read_settings(args)
     keys_file = args.key_file or settings.path(settings.gateway.keys_file, settings.fleet.head)
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    answer = asyncio.run(ask(base, key, settings.engine.served_model_name, args.prompt, args.max_tokens, show))
+    model, look = settings.engine.served_model_name, look_at_gateway(settings)
+    answer = asyncio.run(ask(base, key, model, args.prompt, args.max_tokens, show, look=look))
     if args.json:
         print(json.dumps(answer.to_json()))
     else:

@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(status))
     else:
         _show(status, rows(status, settings.fleet))
+        for line in gateway_lines(status, settings):
+            print(line)
     return Exit.OK if status["state"] == "serving" else Exit.UNAVAILABLE
 
 
@@ -94,6 +96,17 @@ def reason_lines(status: dict[str, Any]) -> list[str]:
         shown = shown if len(shown) > 1 else []
     lines += [f"  {line}" for text in shown for line in text.splitlines()]
     return lines + to_start_anyway(refusals, status.get("override", ()))
+
+
+def gateway_lines(status: dict[str, Any], settings: Settings) -> list[str]:
+    """That nobody is served although the ranks may be: only when it is so."""
+    from ..units.words import look_at_gateway
+
+    gateway = status.get("gateway") or {}
+    if gateway.get("trouble") is None:
+        return []
+    where = f"the gateway on {settings.fleet.head} at {gateway['where']}"
+    return [f"{where} {gateway['trouble']}. {look_at_gateway(settings)}"]
 
 
 def _show(status, table) -> None:  # type: ignore[no-untyped-def]

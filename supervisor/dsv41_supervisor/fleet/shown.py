@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..doctor.read_gateway import read_gateway
 from ..errors import Dsv41Error
 from .members import Member
 from .orders import FleetState
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .controller import FleetController
 
 MEASURE_SILENT_S = 1.0
+GATEWAY_S = 0.5
 
 
 class FleetShown:
@@ -63,7 +65,7 @@ class FleetShown:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
 
-        figures = await asyncio.gather(*(measured(m) for m in fleet.members.values()))
+        gateway, *figures = await asyncio.gather(self._gateway(), *(measured(m) for m in fleet.members.values()))
         return {
             "fleet": fleet.settings.fleet.name,
             "state": str(fleet.state),
@@ -75,6 +77,7 @@ class FleetShown:
             "paused_by": fleet.record.paused_by,
             "unwritten": fleet.unwritten,
             "set_aside": fleet.record.set_aside,
+            "gateway": gateway,
             "override": sorted({*fleet.record.override, *fleet.settings.checks.override}),
             "findings": [f.to_json() for f in fleet.fabric.told] if fleet.fabric is not None else [],
             "readiness": self.readiness(),
@@ -85,6 +88,14 @@ class FleetShown:
                 for (name, member), m in zip(fleet.members.items(), figures, strict=True)
             },
         }
+
+    async def _gateway(self) -> dict[str, Any]:
+        """It runs here, on the head: the only node that can ask one that listens on loopback. In a thread, bounded."""
+        answer = await asyncio.to_thread(read_gateway, self._fleet.settings, GATEWAY_S)
+        trouble = answer.problem
+        if trouble is None and (not answer.ours or answer.status not in (200, 503)):
+            trouble = f"answers {answer.status}, and not as the gateway does"
+        return {"where": answer.where.removeprefix("http://").removesuffix("/health"), "trouble": trouble}
 
     def about(self) -> dict[str, Any]:
         """What a bundle says about the fleet."""
