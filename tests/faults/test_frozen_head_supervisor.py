@@ -63,3 +63,27 @@ async def _wait_for_stopped(settings, node: str) -> None:  # type: ignore[no-unt
                 return
             assert time.monotonic() < deadline, status["rank"]
             await asyncio.sleep(0.1)
+
+
+async def test_a_head_that_stood_still_within_the_lease_blames_nobody(tmp_path: Path, demo_checkpoint: Path) -> None:
+    """Its questions to the workers run out of time while it is frozen: it asks again before it calls them silent."""
+
+    def long(raw: dict[str, Any]) -> None:
+        raw["supervisor"] |= {"lease_ttl_s": 40, "peer_timeout_s": 2}
+
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False, change=long) as fleet:
+        boot = (await fleet.up())["boot"]["id"]
+        head = next(d for d in fleet.demo.daemons if d.node == "spark1")
+        fault = Fault("SIGSTOP of the head's supervisor for 7 s", sees="nothing: it serves on", journal="none")
+        kill(head.process.pid, signal.SIGSTOP)
+        await asyncio.sleep(7)
+        kill(head.process.pid, signal.SIGCONT)
+        fault.mark("moves again")
+        # The first question after the freeze, and the one that follows it, are over by then.
+        for _ in range(8):
+            await asyncio.sleep(0.5)
+            status = await fleet.status()
+            now = (status["state"], (status["boot"] or {}).get("id"))
+            assert now == ("serving", boot), (status["reason"], fleet.seen)
+        assert status["recoveries"] == 0
+        fault.report()

@@ -24,6 +24,7 @@ from .peers import SupervisorClient
 
 EVIDENCE_S = 15.0
 STATUS_AGE_S = 0.5
+ONCE_MORE_S = 1.0
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
 
@@ -177,16 +178,17 @@ class RemoteMember:
 
     async def watch(self) -> None:
         """Long-poll the node's status for ever; renews the lease of the boot that the head means."""
-        since = 0
+        since, once_more = 0, False
         timeout_s = self._settings.supervisor.peer_timeout_s
         while True:
-            self._due_s = self._watch_s
+            wait_s = 0.0 if once_more else self._watch_s
+            self._due_s = wait_s
             boot, stamp = self.renewed_boot(), self.status["stamp"] if self.status is not None else None
             renewal = f"&boot={boot}&stamp={stamp}" if boot is not None and stamp is not None else ""
             try:
                 answer = await self._watching.call(
-                    "GET", f"/node/watch?since={since}&wait_s={self._watch_s}{renewal}",
-                    timeout_s=self._watch_s + timeout_s,
+                    "GET", f"/node/watch?since={0 if once_more else since}&wait_s={wait_s}{renewal}",
+                    timeout_s=min(timeout_s, ONCE_MORE_S) if once_more else wait_s + timeout_s,
                 )
                 if (strange := not_understood(answer)) is not None:
                     raise Dsv41Error(
@@ -202,6 +204,11 @@ class RemoteMember:
                     self.trouble = error.refusals[0].what
                     event(Event.PEER_REFUSED, str(error), logging.WARNING, stage=Stage.RANK, peer=self.name)
                     self._changes.bump()
+                if self.status is not None and self.silent_s > timeout_s and not once_more:
+                    # Perhaps it was this process that stood still: then the first try has run out of time unheard.
+                    once_more = True
+                    continue
+                once_more = False
                 if self.status is not None and self.silent_s > timeout_s:
                     log.warning("%s has been silent for %.1f s", self.name, self.silent_s)
                     self.status, since = None, 0
@@ -209,7 +216,7 @@ class RemoteMember:
                 await asyncio.sleep(0.25 if isinstance(error, PeerUnreachable) else 1)
                 continue
             self._heard_at_s = time.monotonic()
-            self.trouble = None
+            self.trouble, once_more = None, False
             if self.status is None or answer["version"] != since:
                 self.status, since = answer, int(answer["version"])
                 self._changes.bump()
