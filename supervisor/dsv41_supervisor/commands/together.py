@@ -18,7 +18,9 @@ def _same(nodes: dict[str, Any]) -> list[str]:
     n_facts = 0
     for facts in ("same", "same_running"):
         n_facts += max((len(node.get(facts, {})) for node in nodes.values()), default=0)
-        for name, holders in mixed(nodes, facts).items():
+        # What a rank loaded is not known where none runs: no difference.
+        known = {name: node for name, node in nodes.items() if facts == "same" or node.get(facts)}
+        for name, holders in mixed(known, facts).items():
             shown = "; ".join(f"{value} on {', '.join(where)}" for value, where in holders.items())
             lines.append(f"the nodes differ in {name}: {shown}")
     return lines or [f"same bits: {n_facts} facts are equal on {len(nodes)} nodes"]

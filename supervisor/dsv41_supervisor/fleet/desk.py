@@ -26,7 +26,7 @@ from .alerts import Alerts
 COLLECT_S = 20.0
 SAME_AGAIN_S = 5.0
 TOLD_BEFORE_S = 30.0
-LOOK_S = 1.0
+LOOK_S = 2.0
 WORTH_A_BUNDLE = {"gpu-no-memory", "kernel-oom-kill", "head-silent"}
 """Notices of a node that nothing else makes a bundle of."""
 

@@ -49,7 +49,8 @@ class RankWatch:
     async def _watch_process(self) -> None:
         agent, looked_at_s = self._agent, 0.0
         while True:
-            await asyncio.sleep(TICK_S)
+            quiet = self._agent.rank.state is RankState.READY
+            await asyncio.sleep(2 * TICK_S if quiet else TICK_S)
             now = time.monotonic()
             await agent.look()
             agent.lease_ticks()
