@@ -136,7 +136,8 @@ def test_what_was_not_measured_is_not_shown_as_nothing(capsys: pytest.CaptureFix
     }  # fmt: skip
     status = failed() | {"fleet": "lab", "boot": None, "recoveries": 0, "findings": [], "desk": {},
                          "nodes": {"spark1": full, "spark2": node, "spark3": silent}}  # fmt: skip
-    _show(status, rows(status, parse(json.dumps(good())).fleet))
+    settings = parse(json.dumps(good()))
+    _show(status, rows(status, settings.fleet), settings)
     cells = {line.split()[1]: line.split() for line in capsys.readouterr().out.splitlines() if line[:1].isdigit()}
     assert cells["spark1"] == ["0", "spark1", "ready", "-", "7", "41.0", "0.0", "3"]
     assert cells["spark2"] == ["1", "spark2", "ready", "-", "-", "41.0", "-", "-"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dsv41_supervisor.commands.status import gateway_lines
+from dsv41_supervisor.commands.together import together
 from dsv41_supervisor.errors import Dsv41Error
 from dsv41_supervisor.fleet.controller import FleetController
 from dsv41_supervisor.node import NodeAgent
@@ -80,6 +81,9 @@ def test_without_systemd_the_log_is_named_and_no_unit(tmp_path: Path) -> None:
     assert look_at_guard(settings, "spark2") == (
         f"The supervisor starts it again by itself; its log on spark2 is {tmp_path}/spark2/run/guard.log."
     )
+    guard = {"connected": False, "gpu_no_memory": 0, "hardening": {}, "killers": []}
+    said = together({"nodes": {"spark2": {"same": {}, "memory": {"guard": guard}}}}, settings)
+    assert f"spark2: the memory guard does not run. {look_at_guard(settings, 'spark2')}" in said
     assert "systemctl" not in look_at_gateway(settings)
     gateway_log(settings).parent.mkdir(parents=True)
     gateway_log(settings).write_text("")

@@ -172,5 +172,5 @@ async def test_a_record_that_cannot_be_read_is_in_the_status(
         status = await head.status()
     finally:
         await head.close()
-    _show(status, rows(status, head.settings.fleet))
+    _show(status, rows(status, head.settings.fleet), head.settings)
     assert "ranks of an earlier boot may run until their lease ends; dsv41 up starts cleanly" in capsys.readouterr().out

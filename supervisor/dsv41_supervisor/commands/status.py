@@ -42,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(status))
     else:
-        _show(status, rows(status, settings.fleet))
-        for line in gateway_lines(status, settings):
-            print(line)
+        _show(status, rows(status, settings.fleet), settings)
     return Exit.OK if status["state"] == "serving" else Exit.UNAVAILABLE
 
 
@@ -109,7 +107,7 @@ def gateway_lines(status: dict[str, Any], settings: Settings) -> list[str]:
     return [f"{where} {gateway['trouble']}. {look_at_gateway(settings)}"]
 
 
-def _show(status, table) -> None:  # type: ignore[no-untyped-def]
+def _show(status, table, settings) -> None:  # type: ignore[no-untyped-def]
     from rich.console import Console
     from rich.table import Table
 
@@ -143,7 +141,9 @@ def _show(status, table) -> None:  # type: ignore[no-untyped-def]
     for row in table:
         if row["detail"] != row["state"]:
             console.print(f"{row['node']}: {row['detail']}", markup=False)
-    for line in together(status):
+    for line in gateway_lines(status, settings):
+        console.print(line, markup=False)
+    for line in together(status, settings):
         console.print(line, markup=False)
     for line in status_lines(status):
         console.print(line, markup=False)

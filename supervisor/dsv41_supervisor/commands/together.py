@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..fleet.samebits import mixed
+from ..settings import Settings
+from ..units.words import GUARD, look_at_guard
 
 
-def together(status: dict[str, Any]) -> list[str]:
-    """Sentences, the good ones too: that a fleet is the same everywhere is worth a line."""
+def together(status: dict[str, Any], settings: Settings | None = None) -> list[str]:
+    """Sentences, the good ones too: that a fleet is the same everywhere is worth a line. `settings` know whether there
+    are units to look at; without them there are."""
     nodes = {name: node for name, node in status["nodes"].items() if "same" in node}
-    return [*_same(nodes), *_kv(nodes), *_guard(nodes), *_desk(status.get("desk", {}))]
+    return [*_same(nodes), *_kv(nodes), *_guard(nodes, settings), *_desk(status.get("desk", {}))]
 
 
 def _same(nodes: dict[str, Any]) -> list[str]:
@@ -38,7 +41,7 @@ def _kv(nodes: dict[str, Any]) -> list[str]:
     return [line if len(said) == 1 else f"{line} on {', '.join(where)}" for line, where in said.items()]
 
 
-def _guard(nodes: dict[str, Any]) -> list[str]:
+def _guard(nodes: dict[str, Any], settings: Settings | None) -> list[str]:
     lines = []
     unprotected: dict[str, list[str]] = {}
     for name, node in nodes.items():
@@ -46,7 +49,8 @@ def _guard(nodes: dict[str, Any]) -> list[str]:
         if guard is None:
             continue
         if not guard["connected"]:
-            lines.append(f"{name}: the memory guard does not run. See why on {name}: systemctl status dsv41-guard.")
+            look = look_at_guard(settings, name) if settings else f"See why on {name}: systemctl status {GUARD}."
+            lines.append(f"{name}: the memory guard does not run. {look}")
         if guard["gpu_no_memory"]:
             lines.append(
                 f"{name}: the GPU driver logged NV_ERR_NO_MEMORY {guard['gpu_no_memory']} times. "

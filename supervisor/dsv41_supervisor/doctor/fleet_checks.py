@@ -9,6 +9,7 @@ from statistics import median
 from ..checks import HOST, Found, Severity, check
 from ..errors import Stage
 from ..settings import Settings
+from ..units.words import look_at_gateway
 from .deep.rdma import GOOD_GBIT_S, Verdict
 from .facts import HostFacts
 from .fleet_facts import ANSWERS, DEEP, Answer, DeepFacts, Ran, Traffic
@@ -71,7 +72,7 @@ def _gateway(fleet: Mapping[str, HostFacts], settings: Settings) -> Iterator[Fou
         if answer.problem is not None:
             yield Found(
                 node, f"the gateway at {answer.where} {answer.problem}.",
-                f"Run systemctl restart dsv41-gateway on {node}; journalctl -u dsv41-gateway says why.",
+                look_at_gateway(settings),
                 where="gateway", transient=True,
             )  # fmt: skip
         elif not answer.ours or answer.status not in (200, 503):
