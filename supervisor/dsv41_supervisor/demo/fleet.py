@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,22 @@ class Daemon:
     node: str
     process: asyncio.subprocess.Process
     log_path: Path
+    ended_at: float | None = None
+
+    async def watch(self) -> None:
+        """Whoever asks may ask late: how old its last errors are counts from its end."""
+        await self.process.wait()
+        self.ended_at = time.time()
 
     def lines(self) -> list[str]:
         """Of its log, those that say something."""
         with contextlib.suppress(OSError):
             return [line for line in self.log_path.read_text(errors="replace").splitlines() if line.strip()]
         return []
+
+
+class DaemonEnded(Dsv41Error):
+    """One of the demo's processes is gone, and stays gone."""
 
 
 @dataclass(slots=True)
@@ -51,6 +62,7 @@ class DemoFleet:
     network: Network
     state_root: Path
     daemons: list[Daemon] = field(default_factory=list)
+    _watching: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def start_supervisors(self) -> None:
         """Start every node's supervisor and wait until all answer. Raises with the log of one that ended."""
@@ -123,6 +135,9 @@ class DemoFleet:
             )  # fmt: skip
         daemon = Daemon(what, node, process, log_path)
         self.daemons.append(daemon)
+        watching = asyncio.create_task(daemon.watch())
+        self._watching.add(watching)
+        watching.add_done_callback(self._watching.discard)
         return daemon
 
     async def _answers(self, client: SupervisorClient) -> bool:
@@ -138,8 +153,8 @@ class DemoFleet:
         if daemon.process.returncode is None:
             return
         code = daemon.process.returncode
-        raise Dsv41Error(
-            sentence(f"the {daemon.name} of {daemon.node}", code, daemon.lines()),
+        raise DaemonEnded(
+            sentence(f"the {daemon.name} of {daemon.node}", code, daemon.lines(), daemon.ended_at or time.time()),
             stage=Stage.GATEWAY if daemon.name == "gateway" else Stage.CONFIG,
             node=daemon.node,
             hint=hint(code, daemon.log_path),

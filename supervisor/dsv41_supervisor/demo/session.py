@@ -24,7 +24,8 @@ from ..errors import Dsv41Error, Exit, Refusal, Refused, Stage
 from ..fleet.peers import SupervisorClient
 from ..settings import EngineKind, Settings, parse
 from ..smoke import Answer, ask, first_key
-from .fleet import DemoFleet
+from .ended import NOT_AGAIN
+from .fleet import DaemonEnded, DemoFleet
 from .fleet_settings import choose_ports, demo_settings, ensure_keys
 from .network import Mode, Network, mode
 from .progress import Progress
@@ -216,6 +217,8 @@ async def _stay(fleet: DemoFleet, head: SupervisorClient, progress: Progress) ->
         try:
             status = await fleet.status(head)
             line = f"{status['state']}{': ' + str(status['reason']) if status['reason'] else ''}"
+        except DaemonEnded as error:
+            line = f"{error} {NOT_AGAIN}"
         except Dsv41Error as error:
             line = str(error)
         if line != said:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from pathlib import Path
 
 import pytest
 from dsv41_supervisor.demo.ended import hint, how, last_errors, sentence
+from dsv41_supervisor.demo.session import _stay
 from dsv41_supervisor.errors import Dsv41Error
 
 from tests.harness.fleet import kill, running_fleet
 
+END = time.mktime((2026, 11, 30, 6, 0, 5, 0, 0, -1))
 LOG = [
     "06:00:01.000 info    spark2 rank 1: stage share passed [STAGE_DONE]",
     "06:00:02.000 error   spark2 rank 1: the memory guard is gone",
@@ -26,19 +31,40 @@ def test_a_signal_is_named_and_a_status_is_a_number() -> None:
 
 
 def test_only_lines_about_errors_are_quoted() -> None:
-    assert last_errors(LOG) == [LOG[1]]
-    assert last_errors(["dsv41: spark1, config: cannot listen on 127.0.0.1:7141."]) == [
+    assert last_errors(LOG, END) == [LOG[1]]
+    assert last_errors(["dsv41: spark1, config: cannot listen on 127.0.0.1:7141."], END) == [
         "spark1, config: cannot listen on 127.0.0.1:7141."
     ]
-    assert sentence("the supervisor of spark2", -9, LOG[2:]) == (
-        "the supervisor of spark2 was killed by SIGKILL. Its log has no line about an error."
+    assert sentence("the supervisor of spark2", -9, LOG[2:], END) == (
+        "the supervisor of spark2 was killed by SIGKILL. Its log has no error of its last 10 s."
     )
-    assert sentence("the gateway of spark1", 70, []) == "the gateway of spark1 ended with status 70. Its log is empty."
+    said = sentence("the gateway of spark1", 70, [], END)
+    assert said == "the gateway of spark1 ended with status 70. Its log is empty."
+
+
+def test_errors_of_long_before_the_end_are_not_why_it_ended() -> None:
+    assert last_errors(LOG, END + 7) == [LOG[1]]
+    assert last_errors(LOG, END + 8) == []
+    # Over midnight, too.
+    midnight = time.mktime((2026, 11, 30, 0, 0, 2, 0, 0, -1))
+    late = "23:59:58.000 error   spark2: the last"
+    assert last_errors(["23:59:40.000 error   spark2: long before", late], midnight) == [late]
 
 
 def test_the_log_is_always_named() -> None:
     assert "/x/supervisor.log" in hint(-9, "/x/supervisor.log")
     assert hint(78, "/x/supervisor.log") == "Its log is /x/supervisor.log."
+
+
+class _Shown:
+    """In the place of the terminal."""
+
+    def __init__(self) -> None:
+        self.first: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def say(self, line: str) -> None:
+        if not self.first.done():
+            self.first.set_result(line)
 
 
 async def test_a_supervisor_that_is_killed_is_told_with_its_signal_and_its_log(
@@ -56,6 +82,13 @@ async def test_a_supervisor_that_is_killed_is_told_with_its_signal_and_its_log(
         assert "the supervisor of spark1 was killed by SIGKILL." in said
         assert str(daemon.log_path) in said
         assert "what it happened to say last" not in said
+        shown = _Shown()
+        staying = asyncio.create_task(_stay(fleet.demo, fleet.head, shown))  # type: ignore[arg-type]
+        line = await asyncio.wait_for(shown.first, 60)
+        staying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await staying
+        assert line.endswith("The demo does not start it again: Ctrl-C, then make demo.")
         # The guard outlives it, and is stopped by the next one.
         fleet.demo.daemons.remove(daemon)
         await fleet.start_supervisor("spark1")
