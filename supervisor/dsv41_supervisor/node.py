@@ -108,6 +108,9 @@ class NodeAgent:
         self.rails = RailHistory(settings.fleet.nodes[node].rails)
         self.head_is_silent: Callable[[str], None] | None = None
         """Told by a worker that lost its head; nobody else can."""
+        self._heard_head_at_s = 0.0
+        self._told_silent_in: str | None = None
+        """The boot of which that was told."""
         self.watch = RankWatch(self)
         self._closing: set[asyncio.Task[Any]] = set()
         self.on_stopped_by_hand: Callable[[str], object] | None = None
@@ -137,6 +140,7 @@ class NodeAgent:
         `stamp` is the one of the status that the head answers to. `override` names checks whose refusal does not stop
         this boot.
         """
+        self._heard_head_at_s = time.monotonic()
         again = boot == self.leases.boot
         self.lease.happens(Grant(boot, stamp))
         if again:
@@ -190,6 +194,7 @@ class NodeAgent:
         A process that waits to be admitted runs no engine: with `keep_waiting` it goes on waiting, otherwise it is
         told why it is not admitted, and ends by itself.
         """
+        self._heard_head_at_s = time.monotonic()
         async with self._stop_lock:
             await self.look()
             waiting = self.waiting
@@ -242,6 +247,7 @@ class NodeAgent:
 
     def renew(self, boot_id: str, stamp: Stamp) -> None:
         """The head still lives and means this boot. Raises StaleBoot."""
+        self._heard_head_at_s = time.monotonic()
         self.lease.happens(Renew(boot_id, stamp))
 
     def drain(self) -> None:
@@ -389,12 +395,23 @@ class NodeAgent:
         event(Event.LEASE_EXPIRED, sentence, logging.WARNING, stage=Stage.RANK)
         if stopping or self.rank.state not in (RankState.ABSENT, *ENDED):
             self.fail(RAN_OUT)
-            if self.head_is_silent is not None:
-                self.head_is_silent(f"{self.node}: the head is silent; rank {self.rank_number} was stopped: {sentence}")
+            self._tell_head_is_silent(boot.id, f"was stopped: {sentence}")
         if self.preparation.state == "running" and self._preparing is not None:
             self._preparing.cancel()
             self._in_background(self.units.stop(PACK_UNIT, 5))
         self.changes.bump()
+
+    def _tell_head_is_silent(self, boot_id: str, sentence: str) -> None:
+        if self.head_is_silent is not None and self._told_silent_in != boot_id:
+            self._told_silent_in = boot_id
+            self.head_is_silent(f"{self.node}: the head is silent; rank {self.rank_number} {sentence}")
+
+    async def _unless_the_head_is_heard(self, since_s: float, boot_id: str, sentence: str) -> None:
+        """A head that lives stops what a failed rank left. Without one, its rank ends first, and then ours, sooner than
+        our lease: that failure is all that is ever seen here."""
+        await asyncio.sleep(self.settings.supervisor.lease_ttl_s)
+        if self._heard_head_at_s < since_s:
+            self._tell_head_is_silent(boot_id, f"failed: {sentence}")
 
     async def _turn_away(self, why: str) -> None:
         """Tell the waiting process why it is not admitted, and give it a moment to say so and end."""
@@ -504,6 +521,8 @@ class NodeAgent:
         sentence = f"rank {self.rank_number} failed: {reason}" + (f" (last line: {last[0]})" if last else "")
         event(Event.RANK_LOST, sentence, logging.ERROR, stage=Stage.RANK)
         self.move(RankEvent.FAILED, reason)
+        if self.leases.boot is not None and self.head_is_silent is not None:
+            self._in_background(self._unless_the_head_is_heard(time.monotonic(), self.leases.boot.id, reason))
         self.lease.happens(Failed())
         # The unit is stopped by whoever owns the boot; a rank without a head to say so stops by itself here.
         self._in_background(self._stop_what_is_left())
