@@ -3,7 +3,7 @@
 PYTHON ?= python3
 DSV41 := .venv/bin/dsv41
 .DEFAULT_GOAL := help
-.PHONY: help demo engine test faults test-fast test-engine test-nix test-systemd test-vm lint bench schema clean
+.PHONY: help demo engine test faults test-fast test-engine test-nix test-systemd test-vm test-bed lint bench schema clean
 
 help:
 	@echo "make demo                         a three-rank fleet on this machine; Ctrl-C stops it"
@@ -49,6 +49,10 @@ faults: .venv
 # Boots the machines of tests/vm: needs Nix with nixpkgs, and KVM.
 test-vm:
 	@tests/vm/run $(ARGS)
+
+# Three emulated machines with soft-RoCE; needs root, QEMU and a Debian mirror, and a gigabyte below .demo/bed.
+test-bed: .venv
+	DSV41_BED=$${DSV41_BED:-.demo/bed} .venv/bin/pytest tests/bed $(ARGS)
 
 lint: .venv
 	.venv/bin/ruff check .
