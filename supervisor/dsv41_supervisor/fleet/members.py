@@ -24,7 +24,7 @@ from .peers import SupervisorClient
 
 EVIDENCE_S = 15.0
 STATUS_AGE_S = 0.5
-ONCE_MORE_S = 1.0
+ONCE_MORE_S = 1.5
 WATCH_S = 2.0
 """Longest long poll; each one renews the lease of the running boot."""
 
@@ -204,11 +204,11 @@ class RemoteMember:
                     self.trouble = error.refusals[0].what
                     event(Event.PEER_REFUSED, str(error), logging.WARNING, stage=Stage.RANK, peer=self.name)
                     self._changes.bump()
-                if self.status is not None and self.silent_s > timeout_s and not once_more:
-                    # Perhaps it was this process that stood still: then the first try has run out of time unheard.
-                    once_more = True
+                # Asked again without waiting for news: several such tries fit into the time, and a process that itself
+                # stood still finds the first one run out of time unheard.
+                asked_quickly, once_more = once_more, True
+                if self.status is not None and self.silent_s > timeout_s and not asked_quickly:
                     continue
-                once_more = False
                 if self.status is not None and self.silent_s > timeout_s:
                     log.warning("%s has been silent for %.1f s", self.name, self.silent_s)
                     self.status, since = None, 0
