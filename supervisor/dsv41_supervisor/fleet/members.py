@@ -178,17 +178,20 @@ class RemoteMember:
 
     async def watch(self) -> None:
         """Long-poll the node's status for ever; renews the lease of the boot that the head means."""
-        since, once_more = 0, False
+        since, failed = 0, False
         timeout_s = self._settings.supervisor.peer_timeout_s
         while True:
-            wait_s = 0.0 if once_more else self._watch_s
+            # After a failure it is asked without waiting for news: several such tries fit into the time, and a process
+            # that itself stood still finds the first one run out of time unheard. A silent node has all the time again.
+            again = failed and self.status is not None
+            wait_s = 0.0 if again else self._watch_s
             self._due_s = wait_s
             boot, stamp = self.renewed_boot(), self.status["stamp"] if self.status is not None else None
             renewal = f"&boot={boot}&stamp={stamp}" if boot is not None and stamp is not None else ""
             try:
                 answer = await self._watching.call(
-                    "GET", f"/node/watch?since={0 if once_more else since}&wait_s={wait_s}{renewal}",
-                    timeout_s=min(timeout_s, ONCE_MORE_S) if once_more else wait_s + timeout_s,
+                    "GET", f"/node/watch?since={0 if again else since}&wait_s={wait_s}{renewal}",
+                    timeout_s=min(timeout_s, ONCE_MORE_S) if again else wait_s + timeout_s,
                 )
                 if (strange := not_understood(answer)) is not None:
                     raise Dsv41Error(
@@ -204,19 +207,17 @@ class RemoteMember:
                     self.trouble = error.refusals[0].what
                     event(Event.PEER_REFUSED, str(error), logging.WARNING, stage=Stage.RANK, peer=self.name)
                     self._changes.bump()
-                # Asked again without waiting for news: several such tries fit into the time, and a process that itself
-                # stood still finds the first one run out of time unheard.
-                asked_quickly, once_more = once_more, True
-                if self.status is not None and self.silent_s > timeout_s and not asked_quickly:
-                    continue
+                failed = True
                 if self.status is not None and self.silent_s > timeout_s:
+                    if not again:
+                        continue
                     log.warning("%s has been silent for %.1f s", self.name, self.silent_s)
                     self.status, since = None, 0
                     self._changes.bump()
                 await asyncio.sleep(0.25 if isinstance(error, PeerUnreachable) else 1)
                 continue
             self._heard_at_s = time.monotonic()
-            self.trouble, once_more = None, False
+            self.trouble, failed = None, False
             if self.status is None or answer["version"] != since:
                 self.status, since = answer, int(answer["version"])
                 self._changes.bump()
