@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,7 @@ from dsv41_adapters.report import ArmedReport, read_counters, read_reports
 from dsv41_rowstore import Partition, pack_layer
 
 from tests.engine.drive import Drive
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = "20261129T221500-4f1c9a2e"
@@ -52,12 +52,6 @@ def engine_environment() -> dict[str, str]:
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "dsv41_demo_model",
         "SGLANG_PLUGINS": "dsv41",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def pack_rows(checkpoint: Path, directory: Path, *, world_size: int, partition: str, revision: str) -> None:

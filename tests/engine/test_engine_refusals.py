@@ -11,7 +11,8 @@ from dsv41_adapters.fingerprint import EngineSource, fit
 from dsv41_adapters.registry import discover
 from dsv41_adapters.report import read_reports
 
-from tests.engine.engines import BOOT, Engine, engine_environment, free_port, launch_rank, write_plan
+from tests.engine.engines import BOOT, Engine, engine_environment, launch_rank, write_plan
+from tests.harness.ports import free_port
 
 ENTRY = Path(__file__).parent / "inside" / "entry.py"
 ROLES = ("launcher", "scheduler", "detokenizer")

@@ -22,7 +22,8 @@ from typing import Any
 from dsv41_rowstore import Partition, pack_layer, rows_path
 
 from tests.engine.drive import Drive
-from tests.engine.engines import Engine, Rank, free_port, write_plan
+from tests.engine.engines import Engine, Rank, write_plan
+from tests.harness.ports import free_port
 
 LAYERS = (1, 4)
 WITNESS = Path(__file__).parent / "witness"

@@ -21,6 +21,8 @@ import pytest
 from dsv41_supervisor.rank.phases import Phase, Progress
 from dsv41_supervisor.units.procfs import read
 
+from tests.harness.ports import free_port
+
 ENGINE = Path(__file__).parents[2] / "demo" / "scripted_engine.py"
 READY = "The server is fired up and ready to roll!"
 
@@ -31,12 +33,6 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 15.0) -> Any
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"
         time.sleep(0.02)
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Ranks:

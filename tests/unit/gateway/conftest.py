@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -22,22 +19,12 @@ from dsv41_supervisor.gateway.config import GatewayConfig, Timings
 from dsv41_supervisor.gateway.policy import Limits
 from dsv41_supervisor.gateway.service import serving
 
+from tests.harness.ports import free_port
+
 KEY = "a-key-for-the-tests-0123456789"
 FLEET_KEY = "f" * 64
 MODEL = "deepseek-v4.1-flash"
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-
-
-_PORTS = iter(random.sample(range(12_000, 19_000), 7_000))
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, and never the same one twice."""
-    for port in _PORTS:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free from 12000 to 18999")
 
 
 async def _serve(app: web.Application, port: int) -> web.AppRunner:
