@@ -167,7 +167,10 @@ class Launcher:
                 try:
                     await self._listen()
                 except OSError as error:
+                    # As the real one: it says so and does not end, because its other threads go on.
                     self._log(f"ERROR:    {error}")
+                    self._log("INFO:     Waiting for application shutdown.")
+                    await self._stop.wait()
                     return 1
                 self._say_listening(time.monotonic() - began)
             if "warm" in message and self._rank == 0:

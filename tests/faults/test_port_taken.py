@@ -60,6 +60,28 @@ async def test_a_port_taken_while_recovering_ends_in_words_and_not_in_a_restart_
         assert (await fleet.up())["state"] == "serving"
 
 
+async def test_a_port_taken_while_an_engine_loads_ends_the_boot_and_names_the_holder(
+    tmp_path: Path, demo_checkpoint: Path
+) -> None:
+    """SGLang binds when it has loaded; it says that it cannot, and its process goes on for ever."""
+    async with running_fleet(tmp_path, demo_checkpoint, loopback=True, gateway=False) as fleet:
+        fleet.script({"all": {"phase_s": {"weights": 5}}})
+        port = fleet.settings.fleet.nodes["spark1"].engine_port
+        starting = asyncio.ensure_future(fleet.up())
+        await fleet.until(lambda s: s["nodes"]["spark1"]["rank"]["phase"] == "weights", "it loads", 40)
+        with _hold("127.0.0.1", port):
+            failed = await starting
+            assert failed["state"] == "failed"
+            said = str(failed["refusals"]) + failed["reason"]
+            assert f"('127.0.0.1', {port}): " in said or f"port {port} is taken by a process that is not ours" in said
+            assert all(node["measured"]["n_processes"] == 0 for node in failed["nodes"].values())
+            exit_status, said = await fleet.dsv41("up")
+            assert exit_status == Exit.UNAVAILABLE
+            assert f"port {port}" in said and f"(pid {os.getpid()})" in said
+        fleet.script({})
+        assert (await fleet.up())["state"] == "serving"
+
+
 async def _hold_as_soon_as_free(address: str, port: int) -> socket.socket:
     deadline = time.monotonic() + 10
     while True:

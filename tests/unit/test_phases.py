@@ -43,6 +43,15 @@ def test_every_step_of_a_progress_bar_is_progress_and_a_repeated_line_is_not() -
     assert again.feed(bar.format(50)).mark == first.mark + 1
 
 
+def test_an_engine_that_cannot_listen_is_hopeless_whatever_it_says_afterwards() -> None:
+    # Printed by sglang 0.5.23 on a CPU, 2026-11-30; the process then went on for minutes.
+    line = "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 45747): address already in use"
+    progress = Progress(Phase.WARMUP).feed(f"[2026-11-30 09:16:00] {line}")
+    assert progress.hopeless is not None and "45747): address already in use" in progress.hopeless
+    assert progress.feed("INFO:     Waiting for application shutdown.").hopeless == progress.hopeless
+    assert Progress().feed("[2026-11-30 09:16:00] bind on address tables").hopeless is None
+
+
 def test_the_memory_lines_are_kept() -> None:
     progress = Progress(Phase.POOLS).feed("[t] max_total_num_tokens=8192, chunked_prefill_size=4096")
     assert progress.max_total_tokens == 8192

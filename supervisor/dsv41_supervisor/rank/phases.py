@@ -43,6 +43,9 @@ _MARKS: tuple[tuple[re.Pattern[str], Phase], ...] = tuple(
     )
 )
 _PERCENT = re.compile(r"(?:loading shards|Loading safetensors[^:]*):\s+(\d{1,3})%")
+_CANNOT_LISTEN = re.compile(r"error while attempting to bind on address.*")
+# Source: uvicorn's line when its port was taken while the engine loaded. sglang 0.5.23 does not end then: its other
+# threads keep the process, and the ranks wait for each other (seen on a CPU, 2026-11-30).
 _BOOT_FACTS = re.compile(r"(DSV4 memory calculation: .*)|max_total_num_tokens=(\d+)")
 
 
@@ -55,6 +58,8 @@ class Progress:
     mark: int = 0
     max_total_tokens: int | None = None
     memory_line: str | None = None
+    hopeless: str | None = None
+    """Why this engine will never serve, although its process goes on."""
 
     def feed(self, line: str) -> Progress:
         """The progress after one more line of the log."""
@@ -65,6 +70,8 @@ class Progress:
             after = replace(after, memory_line=fact[1][:1000])
         if fact is not None and fact[2]:
             after = replace(after, max_total_tokens=int(fact[2]))
+        if self.hopeless is None and (cannot := _CANNOT_LISTEN.search(line)) is not None:
+            after = replace(after, hopeless=f"the engine cannot listen: {cannot[0][:300]}")
         if found is None or _ORDER.index(found) < _ORDER.index(self.phase):
             return after
         percent = _PERCENT.findall(line)

@@ -230,6 +230,9 @@ class _Running:
             return
         self._last_lines.append(line[:500])
         before, self._progress = self._progress, self._progress.feed(line[:MAX_LINE_BYTES])
+        if self._progress.hopeless is not None and not self._why:
+            self._why = self._progress.hopeless
+            self._news.set()
         if self._progress.phase is not before.phase:
             self._news.set()
 
