@@ -33,11 +33,18 @@ in
         moe_runner = mkDefault "flashinfer_mxfp4";
         fp8_gemm = mkDefault "flashinfer_cutlass";
       };
+      # The publisher's default; the engine of the source took 50, which shortens every answer that thinks.
+      reasoning_effort = mkDefault 75;
       watchdog_timeout_s = mkDefault 1800;
       load_threads = mkDefault 1;
       environment = {
         # "True" makes every prefill of more than 64 query tokens NaN (REPORT.md section 17 of the source).
         PYTORCH_CUDA_ALLOC_CONF = mkDefault "expandable_segments:False";
+        # Fused, it sums experts by atomic adds in bf16: greedy first tokens then differed by up to 1 nat from run to
+        # run. Off costs about 0.3 ms a step (the TP3 source). SGLang's default today, kept against another one.
+        SGLANG_FLASHINFER_MOE_FUSED_FINALIZE = mkDefault "0";
+        # The probe for cargo can hang before the server listens; the wheels bring what would be built.
+        SGLANG_RUST_BUILD_MODE = mkDefault "never";
       };
       nccl = {
         # NCCL's buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node without these, 139 MB with.

@@ -36,6 +36,8 @@ in
       };
       bounded_replay = mkDefault true;
       fp4_indexer = mkDefault true;
+      # The publisher's default; the engine of the source took 50, which shortens every answer that thinks.
+      reasoning_effort = mkDefault 75;
       watchdog_timeout_s = mkDefault 1800;
       # SGLang's own choice for DSPARK waits for three free slots of sixteen before it lets a prefill in.
       min_free_slots_delay = mkDefault 1;
@@ -44,6 +46,11 @@ in
       environment = {
         # "True" makes every prefill of more than 64 query tokens NaN (the TP3 source, REPORT.md section 17).
         PYTORCH_CUDA_ALLOC_CONF = mkDefault "expandable_segments:False";
+        # Fused, it sums experts by atomic adds in bf16: greedy first tokens then differed by up to 1 nat from run to
+        # run. Off costs about 0.3 ms a step (the TP3 source). SGLang's default today, kept against another one.
+        SGLANG_FLASHINFER_MOE_FUSED_FINALIZE = mkDefault "0";
+        # The probe for cargo can hang before the server listens; the wheels bring what would be built.
+        SGLANG_RUST_BUILD_MODE = mkDefault "never";
       };
       # NCCL's buffers are pinned host memory, which is GPU memory here: 4.7 GiB a node without these, 139 MB with.
       nccl = {

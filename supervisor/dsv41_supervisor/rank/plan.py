@@ -152,6 +152,8 @@ def _argv(settings: Settings, node: str, boot: Boot) -> list[str]:
         argv += ["--speculative-dspark-block-size", str(engine.speculative.block_size)]
         if engine.speculative.sps_table is not None:
             argv += ["--speculative-dspark-sps-table-path", str(settings.path(engine.speculative.sps_table, node))]
+        if engine.speculative.block_verification:
+            argv.append("--speculative-use-block-verification")
     if engine.load_threads is not None:
         argv += ["--model-loader-extra-config", json.dumps({"num_threads": engine.load_threads})]
     if engine.bounded_replay is not None:
@@ -183,6 +185,8 @@ def _environment(settings: Settings, node: str, document_path: Path, facts: Node
         environment["SGLANG_EXTERNAL_MODEL_PACKAGE"] = engine.external_model_package
     if engine.omp_threads_bind is not None:
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = engine.omp_threads_bind
+    if engine.reasoning_effort is not None:
+        environment["SGLANG_DSV41_REASONING_EFFORT"] = str(engine.reasoning_effort)
     if engine.device is Device.CPU:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         # A CUDA build of torch brings libnccl, and SGLang 0.5.23 then makes an NCCL communicator for device cpu and

@@ -73,6 +73,11 @@ class Speculative(Model):
         description="--speculative-dspark-sps-table-path: measured steps per second by batch. Its bytes must be equal "
         "on all ranks; with different ones the ranks verify different drafts and hang in a collective.",
     )
+    block_verification: bool = Field(
+        default=False,
+        description="--speculative-use-block-verification: judge a sampled block of drafts as a whole, which accepts "
+        "more of them. Not measured on a Spark; greedy requests are not affected.",
+    )
 
 
 class Backends(Model):
@@ -105,6 +110,7 @@ PLANNED_VARIABLES = {
     "NCCL_MAX_NCHANNELS": "use engine.nccl.max_channels",
     "NCCL_IB_TC": "use engine.nccl.traffic_class",
     "SGLANG_NCCL_SO_PATH": "use engine.nccl.library",
+    "SGLANG_DSV41_REASONING_EFFORT": "use engine.reasoning_effort",
 }
 """Variables that rank/plan.py writes, and why nobody else may."""
 
@@ -200,6 +206,11 @@ class Engine(Model):
     fp4_indexer: bool = Field(default=False, description="--enable-deepseek-v4-fp4-indexer (SM100/SM120/SM121 only).")
     tool_call_parser: str = Field(default="deepseekv41", description="Also selects the V4.1 chat encoding.")
     reasoning_parser: str = Field(default="deepseek-v41", description="--reasoning-parser.")
+    reasoning_effort: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        default=None,
+        description="SGLANG_DSV41_REASONING_EFFORT: budget of a thinking request that names none. null is the "
+        "encoding's own default, 75; more thinks longer and answers later.",
+    )
     random_seed: int = Field(default=0, ge=0, description="--random-seed; equal on all ranks.")
     watchdog_timeout_s: PositiveSeconds = Field(default=1800, description="SGLang's own watchdog.")
     min_free_slots_delay: Annotated[int, Field(ge=0, le=64)] | None = Field(
