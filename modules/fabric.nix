@@ -51,12 +51,15 @@ in
             IPv6AcceptRA = false;
             # Every address is an entry of the GID table; fewer entries, fewer surprises.
             LinkLocalAddressing = "no";
+            # networkd takes a link's addresses away with its carrier. A cable that is out for a second would take the
+            # entry out of the GID table under a running rank, and the next one might stand elsewhere.
+            IgnoreCarrierLoss = true;
           };
           # RoCE does not wait for ARP: networkd makes permanent entries of these.
           extraConfig = neighbours name rail;
         }
       ) node.this.rails;
-      # A missing cable is for the supervisor to name; it must not hold up the rest of the boot.
+      # A missing cable is for the supervisor to name; it must not hold up the rest of the boot for longer.
       wait-online.timeout = lib.mkDefault 30;
     };
 

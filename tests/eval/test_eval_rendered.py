@@ -12,7 +12,7 @@ from dsv41_supervisor import settings as settings_module
 from nix_runner import HERE, REPOSITORY, Nix
 
 GOLDEN = HERE / "golden"
-MACHINES = ("triangle-3-spark1", "triangle-3-spark2", "switched-4-spark1", "ring-4-spark1")
+MACHINES = ("triangle-3-spark1", "triangle-3-spark2", "triangle-3-spark3", "switched-4-spark1", "ring-4-spark1")
 
 # Every file a machine gets from us, by name.
 RENDERED = """
@@ -25,6 +25,8 @@ RENDERED = """
       "pre-switch-check" = lib.concatStringsSep "" (builtins.attrValues c.system.preSwitchChecks);
       "polkit.rules" = c.security.polkit.extraConfig;
       "input.nft" = c.networking.firewall.extraInputRules;
+      "sysctl.conf" = lib.concatStrings (lib.mapAttrsToList (name: value: "${name}=${toString value}\\n")
+        c.boot.kernel.sysctl);
       fstab = lib.concatStringsSep "" (lib.mapAttrsToList (path: fs: lib.optionalString (path != "/")
         "${fs.device} ${path} ${fs.fsType} ${lib.concatStringsSep "," fs.options}\\n") c.fileSystems);
     }

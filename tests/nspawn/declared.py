@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dsv41_supervisor.demo.fleet_settings import Ports, demo_settings
 from dsv41_supervisor.demo.network import Mode, Network, mode
@@ -52,16 +52,10 @@ def fleet_settings(n_nodes: int, revision: str) -> dict[str, Any]:
 
 
 def rendered(node: str) -> dict[str, str]:
-    """Files of one node by name. The third node's are the second's with its name and rank."""
-    directory = GOLDEN / ("triangle-3-spark1" if node == "spark1" else "triangle-3-spark2")
+    """Files of one node by name."""
     # The check before a switch is no file of the machine; it has a test of its own.
-    files = {path.name: path.read_text() for path in directory.iterdir() if path.name != "pre-switch-check"}
-    if node not in ("spark1", "spark2"):
-        rank = int(node.removeprefix("spark")) - 1
-        for old, new in (("spark2", node), ("RANK=1", f"RANK={rank}"), ("rank-1", f"rank-{rank}"),
-                         ("dsv41-rank@1", f"dsv41-rank@{rank}"), ("rank 1", f"rank {rank}")):  # fmt: skip
-            files = {name: text.replace(old, new) for name, text in files.items()}
-    return {name: on_this_machine(text) for name, text in files.items()}
+    files = (path for path in (GOLDEN / f"triangle-3-{node}").iterdir() if path.name != "pre-switch-check")
+    return {path.name: on_this_machine(path.read_text()) for path in files}
 
 
 def on_this_machine(text: str) -> str:
@@ -129,7 +123,14 @@ class Node:
             return {}
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float, *nodes: Node) -> None:
+class Named(Protocol):
+    """A machine with the name of its node."""
+
+    name: str
+    machine: Machine
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float, *nodes: Named) -> None:
     """Wait until it holds; fails with the last lines of the nodes' journals."""
     deadline = time.monotonic() + timeout_s
     while not condition():
