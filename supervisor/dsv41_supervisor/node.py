@@ -1,6 +1,6 @@
 """One node: its lease, its stages 2–4 and its rank. Takes orders.
 
-`node_shown.py` gives the status, `node_found.py` hears of memory and rails.
+`node_preparing.py` runs stages 2–4, `node_shown.py` gives the status, `node_found.py` hears of memory and rails.
 The head's supervisor orders (`prepare`, `start_rank`, `stop_rank`) and watches the status; so every order returns at
 once and its outcome is seen by watching. The rank's own process asks `admit` and keeps calling `report`.
 """
@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dsv41_adapters.report import read_reports
 
 from .atomic import read_json
 from .changes import Changes
-from .errors import Dsv41Error, Exit, Refusal, Refused, Stage
+from .errors import Dsv41Error, Exit, Stage
 from .fabric.agent import NodeFabric
 from .fabric.ruleset import ruleset_of
 from .fleet.keeper import LeaseKeeper
@@ -44,9 +43,10 @@ from .fleet.lease import (
 )  # fmt: skip
 from .guard.link import GuardLink, kill_sentence
 from .incident.rails import RailHistory
-from .journal import Event, event, fields, log
+from .journal import Event, event, log
 from .light import give_back
 from .node_found import NodeFound
+from .node_preparing import PACK_STOP_S, NodePreparing
 from .node_shown import NodeShown
 from .notices import Notices
 from .rank.health import EngineProbe, judge_arming
@@ -58,25 +58,12 @@ from .rank.record import ENDED, RUNNING, RankRecord
 from .rank.state import RankEvent, RankState, advance
 from .rank.watch import RankWatch
 from .settings import Settings
-from .stages import prepare
 from .units import PACK_UNIT, Units, UnitState, UnitStatus, rank_unit
 
 FAILED_GRACE_S = 1.0
 """A failed rank has nothing left to finish: its peers hang in a collective until it is gone."""
 TURNED_AWAY_S = 3.0
 N_LAST_LINES = 40
-
-
-@dataclass(slots=True)
-class Preparation:
-    """Stages 2–4 of one boot on this node."""
-
-    state: str = "idle"
-    boot_id: str | None = None
-    stage: str | None = None
-    refusals: tuple[Refusal, ...] = ()
-    took_s: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
 
 
 class NodeAgent:
@@ -92,8 +79,7 @@ class NodeAgent:
         self.units = units
         self.warnings: deque[str] = deque(maxlen=20)
         self.lease = LeaseKeeper(settings, node)
-        self.preparation = Preparation()
-        self._preparing: asyncio.Task[None] | None = None
+        self.preparing = NodePreparing(self)
         self.rank = RankRecord()
         self._plan: LaunchPlan | None = None
         self._admitted = asyncio.Event()
@@ -146,16 +132,14 @@ class NodeAgent:
         if again:
             return
         waiting = self.waiting
-        if self._preparing is not None and not self._preparing.done():
-            self._preparing.cancel()
+        self.preparing.cancel()
         self.rank, self._plan = RankRecord(), None
         self.shown.running_bits = {}
         self._admitted.clear()
         if waiting:
             self.move(RankEvent.STARTED)
-        self.preparation = Preparation("running", boot.id)
         self.fabric.override = tuple(override)
-        self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+        self.preparing.begin(boot.id)
         self.changes.bump()
 
     async def start_rank(self, boot_id: str) -> None:
@@ -201,10 +185,7 @@ class NodeAgent:
             self._ending = self.leases.boot.id if self.leases.boot is not None else None
             try:
                 self.lease.happens(Stop(self.leases.highest_generation if generation is None else generation, why))
-                if self._preparing is not None and not self._preparing.done():
-                    self._preparing.cancel()
-                    await self.units.stop(PACK_UNIT, 5)
-                    self.preparation = Preparation("idle")
+                await self.preparing.call_off()
                 self._plan = None
                 self._admitted.clear()
                 self.fabric.stopped()
@@ -381,8 +362,7 @@ class NodeAgent:
             group.create_task(self.fabric.watch.run())
 
     async def close(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
+        self.preparing.cancel()
         await self.probe.close()
 
     def lease_ticks(self) -> None:
@@ -396,9 +376,8 @@ class NodeAgent:
         if stopping or self.rank.state not in (RankState.ABSENT, *ENDED):
             self.fail(RAN_OUT)
             self._tell_head_is_silent(boot.id, f"was stopped: {sentence}")
-        if self.preparation.state == "running" and self._preparing is not None:
-            self._preparing.cancel()
-            self._in_background(self.units.stop(PACK_UNIT, 5))
+        if self.preparing.cancel():
+            self._in_background(self.units.stop(PACK_UNIT, PACK_STOP_S))
         self.changes.bump()
 
     def _tell_head_is_silent(self, boot_id: str, sentence: str) -> None:
@@ -436,48 +415,6 @@ class NodeAgent:
         return list(await self.units.tail(unit, n_lines))
 
     # -- private ---------------------------------------------------------------------------------------------------
-
-    async def _prepare(self) -> None:
-        preparation = self.preparation
-
-        def entered(stage: Stage) -> None:
-            preparation.stage = stage
-            self.changes.bump()
-
-        try:
-            with fields(node=self.node):
-                done = await prepare(self.settings, self.node, self.fabric, self._run_pack, entered)
-            preparation.took_s = done.took_s
-            preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
-            await self.shown.know_bits()
-            preparation.state = "passed"
-        except Dsv41Error as error:
-            preparation.state, preparation.refusals = "refused", error.refusals
-            for refusal in error.refusals:
-                event(Event.STAGE_REFUSED, str(refusal), logging.ERROR, stage=refusal.stage)
-        except asyncio.CancelledError:
-            preparation.state = "idle"
-            raise
-        except Exception as error:
-            log.exception("preparing failed")
-            preparation.state = "refused"
-            preparation.refusals = (Refusal(Stage(preparation.stage or Stage.CONFIG), f"a bug: {error!r}.",
-                                            "Report it with the supervisor's log.", node=self.node),)  # fmt: skip
-        finally:
-            self.changes.bump()
-
-    async def _run_pack(self) -> None:
-        """Run the pack unit to its end. Raises Refused with its last line."""
-        await self.units.start(PACK_UNIT)
-        while (status := await self.units.status(PACK_UNIT)).state in (UnitState.ACTIVE, UnitState.STOPPING):
-            await asyncio.sleep(0.1)
-        if status.state is UnitState.FAILED:
-            lines = [line for line in await self.units.tail(PACK_UNIT, 20) if line.strip()]
-            raise Refused(
-                [Refusal(Stage.PACK, f"packing failed: {lines[-1] if lines else 'it said nothing'}",
-                         f"Run dsv41 logs {self.node} --unit pack.", node=self.node, rank=self.rank_number,
-                         transient=status.exit_status == 69)]
-            )  # fmt: skip
 
     def armed_as_asked(self) -> bool:
         """Compare asked and armed; fails the rank on a refusal. True when armed as asked."""

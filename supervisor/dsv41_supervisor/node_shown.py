@@ -37,7 +37,7 @@ class NodeShown:
         """Everything about this node that the head and `dsv41 status` show."""
         agent = self._agent
         now = time.monotonic()
-        rank, preparation = agent.rank, agent.preparation
+        rank, preparation = agent.rank, agent.preparing.now
         progress = read_json(agent.settings.run_dir(agent.node) / PROGRESS) if preparation.stage == Stage.PACK else None
         boot = agent.leases.boot
         return {
