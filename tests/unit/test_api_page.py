@@ -82,7 +82,9 @@ async def test_a_browser_shows_the_fleet_and_why_it_is_not_green(tmp_path: Path,
             await tab.value("document.querySelector('#ask button').click()")
             await tab.until("document.getElementById('state').textContent == 'serving'", "it shows the state")
             assert "spark1" in await tab.value("document.getElementById('nodes').textContent")
-            assert await tab.value("document.getElementById('why').hidden") is True
+            # The ranks serve and nobody can ask them: this fleet has no gateway.
+            assert "the gateway at" in await tab.value("document.getElementById('reasons').textContent")
+            assert await tab.value("document.querySelectorAll('#reasons li').length") == 1
             assert key not in await tab.value("document.documentElement.outerHTML")
             await fleet.head.call("POST", "/fleet/down", {})
             await tab.until("document.getElementById('state').textContent == 'down'", "it follows")

@@ -16,7 +16,7 @@ from dsv41_supervisor.node import NodeAgent
 from dsv41_supervisor.settings import Settings, parse
 from dsv41_supervisor.smoke import ask
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
-from dsv41_supervisor.units.words import gateway_log, look_at_gateway, look_at_guard
+from dsv41_supervisor.units.words import gateway_log, look_at_gateway, look_at_guard, look_at_supervisor, start_supervisor
 
 from tests.unit.fleets import good
 
@@ -85,6 +85,8 @@ def test_without_systemd_the_log_is_named_and_no_unit(tmp_path: Path) -> None:
     said = together({"nodes": {"spark2": {"same": {}, "memory": {"guard": guard}}}}, settings)
     assert f"spark2: the memory guard does not run. {look_at_guard(settings, 'spark2')}" in said
     assert "systemctl" not in look_at_gateway(settings)
+    assert look_at_supervisor(settings, "spark2").startswith(f"Look on spark2: {tmp_path}/spark2/supervisor.log")
+    assert "systemctl" not in start_supervisor(settings, "spark2")
     gateway_log(settings).parent.mkdir(parents=True)
     gateway_log(settings).write_text("")
     assert f"{tmp_path}/spark1/gateway.log" in look_at_gateway(settings)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Exit, Refusal
 from ..settings import Fleet, Settings
+from ..units.words import look_at_supervisor
 from . import add_settings, read_settings
 from .refusals import to_start_anyway
 
@@ -142,8 +143,9 @@ def register_order(subparsers: Any, what: str, help_text: str, done_state: str, 
 
 def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words: str) -> int:
     override = tuple(getattr(args, "override", ()))
+    settings = read_settings(args)
     try:
-        said, status = asyncio.run(order(read_settings(args), what, done_state, args.timeout, override))
+        said, status = asyncio.run(order(settings, what, done_state, args.timeout, override))
     except StoppedWaiting as stopped:
         print(f"dsv41: {stopped}", file=sys.stderr)
         return stopped.exit_status
@@ -160,7 +162,7 @@ def _run_order(args: argparse.Namespace, what: str, done_state: str, done_words:
             when = f"in {left_s:.0f} s at the latest" if left_s > 0 else "which has run out by now"
             print(
                 f"dsv41: {node} was not seen: {trouble}. If its rank lives, it stops by itself when its lease ends, "
-                f"{when}; look on {node}: systemctl status 'dsv41-*', or pgrep -af dsv41.",
+                f"{when}. {look_at_supervisor(settings, node)}",
                 file=sys.stderr,
             )
         return Exit.UNAVAILABLE

@@ -9,7 +9,7 @@ from statistics import median
 from ..checks import HOST, Found, Severity, check
 from ..errors import Stage
 from ..settings import Settings
-from ..units.words import look_at_gateway
+from ..units.words import look_at_gateway, start_supervisor
 from .deep.rdma import GOOD_GBIT_S, Verdict
 from .facts import HostFacts
 from .fleet_facts import ANSWERS, DEEP, Answer, DeepFacts, Ran, Traffic
@@ -42,8 +42,7 @@ def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]
         return
     for node, answer in silent.items():
         assert answer.problem is not None
-        do_next = answer.do_next or f"Start dsv41-supervisor on {node}: systemctl start dsv41-supervisor."
-        yield Found(node, answer.problem, do_next, transient=True)
+        yield Found(node, answer.problem, answer.do_next or start_supervisor(settings, node), transient=True)
 
 
 @check("fleet-key", kind=ANSWERS, severity=Severity.REFUSAL, stage=Stage.CONFIG,

@@ -11,6 +11,7 @@ import aiohttp
 from ..credentials import FLEET_KEY, credential
 from ..errors import Dsv41Error, PeerUnreachable, Refusal, Refused, Stage
 from ..settings import Settings
+from ..units.words import look_at_supervisor
 
 FLEET_HEADER = "X-DSV41-Fleet"
 MIN_KEY_BYTES = 32
@@ -58,6 +59,7 @@ class SupervisorClient:
 
     def __init__(self, settings: Settings, node: str, key: str | None = None) -> None:
         here = settings.fleet.nodes[node]
+        self._settings = settings
         self.node = node
         self.base = f"http://{here.management_address}:{here.supervisor_port}"
         key = key if key is not None else read_fleet_key(settings, node)
@@ -128,7 +130,7 @@ class SupervisorClient:
             what += f" ({type(error).__name__})"
         elif path == "/liveness":
             what += f": it took the connection, and did not say within {timeout_s:g} s that it lives"
-            hint = f"Its process or the network stands still. Look on {self.node}: systemctl status dsv41-supervisor."
+            hint = f"Its process or the network stands still. {look_at_supervisor(self._settings, self.node)}"
         else:
             what += f": {method} {path.partition('?')[0]} was waited for {timeout_s:g} s"
         what += "."

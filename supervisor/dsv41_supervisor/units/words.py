@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..settings import Settings, UnitBackend
 
-GUARD, GATEWAY = "dsv41-guard", "dsv41-gateway"
+GUARD, GATEWAY, SUPERVISOR = "dsv41-guard", "dsv41-gateway", "dsv41-supervisor"
 
 
 def look_at_guard(settings: Settings, node: str) -> str:
@@ -18,6 +18,20 @@ def look_at_guard(settings: Settings, node: str) -> str:
         return f"See why on {node}: systemctl status {GUARD}."
     log_path = settings.run_dir(node) / "guard.log"
     return f"The supervisor starts it again by itself; its log on {node} is {log_path}."
+
+
+def look_at_supervisor(settings: Settings, node: str) -> str:
+    """Where a supervisor that stands still or is gone tells why."""
+    if settings.supervisor.units is UnitBackend.SYSTEMD:
+        return f"Look on {node}: systemctl status {SUPERVISOR}."
+    return f"Look on {node}: {_daemon_log(settings, node, 'supervisor')}, or where it was started."
+
+
+def start_supervisor(settings: Settings, node: str) -> str:
+    """How a supervisor that does not run comes back."""
+    if settings.supervisor.units is UnitBackend.SYSTEMD:
+        return f"Start {SUPERVISOR} on {node}: systemctl start {SUPERVISOR}."
+    return f"Start dsv41 supervisor on {node} as it was started before (make demo starts one on every node)."
 
 
 def look_at_gateway(settings: Settings) -> str:
@@ -33,4 +47,8 @@ def look_at_gateway(settings: Settings) -> str:
 
 def gateway_log(settings: Settings) -> Path:
     """Where the demo keeps it. Without systemd and demo, only whoever started the gateway knows."""
-    return settings.run_dir(settings.fleet.head).parent / "gateway.log"
+    return _daemon_log(settings, settings.fleet.head, "gateway")
+
+
+def _daemon_log(settings: Settings, node: str, daemon: str) -> Path:
+    return settings.run_dir(node).parent / f"{daemon}.log"

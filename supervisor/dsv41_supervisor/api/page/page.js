@@ -22,7 +22,10 @@ function fixed(value, unit, digits) {
 // The reason for everything that is not green, in words, each once.
 function reasons(status) {
   const found = [];
+  if (status.paused_by) found.push(`recovery is paused by ${status.paused_by}; dsv41 resume ends that`);
   if (status.reason) found.push(status.reason);
+  for (const trouble of [status.unwritten, status.set_aside]) if (trouble) found.push(trouble);
+  if (status.gateway && status.gateway.trouble) found.push(`the gateway at ${status.gateway.where} ${status.gateway.trouble}`);
   for (const r of status.refusals || []) found.push(`${r.node ? r.node + ", " : ""}${r.stage}: ${r.what} ${r.hint}`);
   for (const [name, node] of Object.entries(status.nodes)) {
     if (!node.rank) {
