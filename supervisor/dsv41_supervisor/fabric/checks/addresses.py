@@ -9,7 +9,7 @@ from ...checks import FABRIC, Found, Severity, check
 from ...settings import Settings
 from ..facts import Way
 from ..routes import culprit
-from .common import NO_RDMA, Fleet, Here, has_rdma, peer_addresses, rdma_rails, seen_rails, skipped
+from .common import NO_RDMA, Fleet, Here, because, has_rdma, not_read, peer_addresses, rdma_rails, seen_rails, skipped
 
 
 @check(
@@ -68,7 +68,9 @@ def _rail_persistent(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         return
     for here in seen_rails(fleet, settings):
         file = here.link.network_file if here.link else None
-        if file is None:
+        if file is None and (why := because(here.facts, "sysfs")):
+            yield skipped(f"who set up {here.title} cannot be read{why}", here.node)
+        elif file is None:
             yield skipped(f"systemd-networkd does not run, so nobody knows who set up {here.title}", here.node)
         elif file == "" or file.startswith("/run/"):
             by = f"a file that is gone after a reboot ({file})" if file else "hand, or by another network manager"
@@ -90,6 +92,14 @@ def _rail_subnet(fleet: Fleet, settings: Settings) -> Iterator[Found]:
             # Another node's address is the finding of address-foreign: it has to go, whatever its subnet is.
             shared = [a for a in other.addresses if a.ip in here.rail.address.network and a.ip not in foreign]
             if other.name == here.rail.interface or not shared or _answers_for_itself(here, other.name):
+                continue
+            if why := because(here.facts, "sysctls"):
+                yield here.found(
+                    f"shares its subnet {here.rail.address.network} with {other.name} ({shared[0]}), and whether ARP "
+                    f"keeps them apart could not be read{why}.",
+                    f"Give {other.name} a subnet of its own, or look at net.ipv4.conf.*.arp_ignore and arp_announce.",
+                    transient=True,
+                )
                 continue
             yield here.found(
                 f"shares its subnet {here.rail.address.network} with {other.name} ({shared[0]}): either may answer "
@@ -171,6 +181,8 @@ def _astray(here: Here, way: Way) -> str | None:
     "permanent neighbour entries.",
 )  # fmt: skip
 def _rail_mac(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    if any(rail.mac is not None for node in settings.fleet.nodes.values() for rail in node.rails.values()):
+        yield from not_read(fleet, "neighbours", "the neighbour table")
     for here in seen_rails(fleet, settings):
         if here.link is None:
             continue
@@ -180,6 +192,8 @@ def _rail_mac(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                 "nowhere.",
                 f"Set {here.setting}.mac to {here.link.mac}, if that is the right card.", severity=Severity.REFUSAL,
             )  # fmt: skip
+        if "neighbours" in here.facts.unread:
+            continue
         rows = {n.address: n for n in here.facts.neighbours if n.interface == here.rail.interface}
         for peer, address in peer_addresses(here, settings):
             mac, row = settings.fleet.nodes[peer].rails[here.name].mac, rows.get(address)

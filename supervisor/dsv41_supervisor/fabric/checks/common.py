@@ -76,6 +76,23 @@ def skipped(why: str, node: str | None = None) -> Found:
     return Found(node, f"{why}.", "Nothing to do.", severity=Severity.SKIPPED)
 
 
+def not_read(fleet: Fleet, section: str, what: str) -> Iterator[Found]:
+    """For each node whose `section` nobody could read, that and why, as grave as the check is: what was not looked at
+    is neither known to be there nor known to be missing."""
+    for node, facts in fleet.items():
+        if section in facts.unread:
+            yield Found(
+                node, f"{what} could not be read: {facts.unread[section]}.",
+                f"See dmesg on {node}: a driver that hangs holds such a read. dsv41 doctor --timeout 20 waits longer.",
+                transient=True,
+            )  # fmt: skip
+
+
+def because(facts: NodeFacts, section: str) -> str:
+    """Why a part of `section` is not there, as the end of a sentence; nothing where the section was read."""
+    return f": {facts.unread[section]}" if section in facts.unread else ""
+
+
 NO_RDMA = "not applicable: no RDMA devices configured"
 
 

@@ -9,7 +9,19 @@ from ipaddress import IPv4Address
 from ...checks import FABRIC, Found, Severity, check
 from ...settings import Device, Settings
 from ..facts import NodeFacts
-from .common import NO_RDMA, Fleet, Here, has_rdma, physical_port, rails, rdma_rails, seen_rails, skipped
+from .common import (
+    NO_RDMA,
+    Fleet,
+    Here,
+    because,
+    has_rdma,
+    not_read,
+    physical_port,
+    rails,
+    rdma_rails,
+    seen_rails,
+    skipped,
+)
 
 SPEED_MBIT = 200000
 PCIE_GTS, PCIE_WIDTH = 32.0, 4
@@ -21,9 +33,10 @@ _NOT_FOR_SOCKETS = ("lo", "docker", "tailscale", "virbr", "br-", "cni", "flannel
     what="The management interface exists on the node.",
 )  # fmt: skip
 def _management_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    yield from not_read(fleet, "links", "whether the management interface exists")
     for node, facts in fleet.items():
         name = settings.fleet.nodes[node].management_interface
-        if name not in facts.links:
+        if name not in facts.links and "links" not in facts.unread:
             yield Found(
                 node, f"there is no interface {name} for the management network.",
                 f"Set fleet.nodes.{node}.management_interface to one of {', '.join(sorted(facts.links))}.",
@@ -95,9 +108,10 @@ def _management_on_rail(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     what="The interface of every rail exists.",
 )  # fmt: skip
 def _rail_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
+    yield from not_read(fleet, "links", "whether the interfaces of the rails exist")
     for here in rails(fleet, settings):
-        if here.link is None:
-            have = ", ".join(sorted(here.facts.links)) or f"none ({here.facts.why_unread('links')})"
+        if here.link is None and "links" not in here.facts.unread:
+            have = ", ".join(sorted(here.facts.links)) or "none"
             yield here.found("does not exist.", f"Set {here.setting}.interface to one of {have}.")
 
 
@@ -148,7 +162,7 @@ def _rail_speed(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         if here.link is None or not here.link.carrier:
             continue
         if here.link.speed_mbit is None:
-            yield skipped(f"the speed of {here.title} cannot be read", here.node)
+            yield skipped(f"the speed of {here.title} cannot be read{because(here.facts, 'sysfs')}", here.node)
         elif here.link.speed_mbit < SPEED_MBIT:
             module = f" The module is {here.link.module}." if here.link.module else ""
             yield here.found(
@@ -169,7 +183,8 @@ def _rail_pcie(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for here in rdma_rails(fleet, settings):
         pcie = here.link.pcie if here.link else None
         if pcie is None or pcie.speed_gts is None or pcie.width is None:
-            yield skipped(f"the PCIe link of {here.title} cannot be read", here.node)
+            why = because(here.facts, "sysfs" if here.link is not None else "links")
+            yield skipped(f"the PCIe link of {here.title} cannot be read{why}", here.node)
         elif pcie.speed_gts < PCIE_GTS or pcie.width < PCIE_WIDTH:
             yield here.found(
                 f"({pcie.address}) runs at {pcie.speed_gts:g} GT/s x{pcie.width}, expected {PCIE_GTS:g} x{PCIE_WIDTH}.",
@@ -219,6 +234,9 @@ def _twin_missing(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         if here.link is None:
             continue
         port = physical_port(here.link)
+        if port is None and (why := because(here.facts, "sysfs")):
+            yield skipped(f"which port {here.title} belongs to cannot be read{why}", here.node)
+            continue
         if port is None:
             yield skipped(f"the driver does not say which port {here.title} belongs to", here.node)
             continue

@@ -11,7 +11,7 @@ from ...rank.nccl import rdma_rails as planned_rails
 from ...settings import Settings, Topology
 from ..facts import Gid
 from ..gids import find_gid, table
-from .common import NO_RDMA, Fleet, has_rdma, rdma_rails, skipped
+from .common import NO_RDMA, Fleet, because, has_rdma, not_read, rdma_rails, skipped
 
 FULL_PATH_MTU = 4096
 _LOSS_COUNTERS = (
@@ -29,8 +29,11 @@ def _rdma_device(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     if not has_rdma(settings):
         yield skipped(NO_RDMA)
         return
+    yield from not_read(fleet, "rdma", "the RDMA devices")
     for here in rdma_rails(fleet, settings):
         name = here.rail.rdma_device
+        if here.device is None and "rdma" in here.facts.unread:
+            continue
         if here.device is None:
             have = ", ".join(sorted(here.facts.rdma)) or "none: is mlx5_ib loaded?"
             yield here.found(f"names the RDMA device {name}, which does not exist.",
@@ -178,6 +181,9 @@ def _rdma_loss(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         return
     for here in rdma_rails(fleet, settings):
         counters = here.port.hw_counters if here.port is not None else {}
+        if not counters and (why := because(here.facts, "rdma")):
+            yield skipped(f"the counters of {here.title} cannot be read{why}", here.node)
+            continue
         if not counters:
             yield skipped(f"{here.rail.rdma_device} of {here.title} shows no hardware counters", here.node)
             continue
@@ -203,7 +209,8 @@ def _lossless_class(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for here in rdma_rails(fleet, settings):
         pfc = here.link.pfc_priorities if here.link is not None else None
         if pfc is None:
-            yield skipped(f"the PFC of {here.title} cannot be read: {here.facts.why_unread('pfc')}", here.node)
+            why = here.facts.why_unread("links" if "links" in here.facts.unread else "pfc")
+            yield skipped(f"the PFC of {here.title} cannot be read: {why}", here.node)
         elif not pfc:
             yield here.found("pauses no priority (PFC): the switch drops RoCE when a port is full.",
                              f"Run dcb pfc set dev {here.rail.interface} prio-pfc {priority or 3}:on, and the same on "
