@@ -16,7 +16,13 @@ from dsv41_supervisor.node import NodeAgent
 from dsv41_supervisor.settings import Settings, parse
 from dsv41_supervisor.smoke import ask
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
-from dsv41_supervisor.units.words import gateway_log, look_at_gateway, look_at_guard, look_at_supervisor, start_supervisor
+from dsv41_supervisor.units.words import (
+    gateway_log,
+    look_at_gateway,
+    look_at_guard,
+    look_at_supervisor,
+    start_supervisor,
+)
 
 from tests.unit.fleets import good
 

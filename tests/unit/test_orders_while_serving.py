@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytest_asyncio
 from dsv41_supervisor.errors import Dsv41Error, Exit
 from dsv41_supervisor.fleet.controller import FleetController
 from dsv41_supervisor.fleet.orders import FleetState
@@ -49,59 +51,101 @@ async def test_a_rank_that_an_order_stops_is_not_a_lost_one(tmp_path: Path, monk
     await agent.close()
 
 
-async def test_up_during_a_drain_waits_until_the_running_requests_are_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = parse(json.dumps(with_value("supervisor.state_dir", str(tmp_path))))
-    agent = NodeAgent(settings, "spark1", ProcessUnits(_no_unit, tmp_path))
-    controller = FleetController(settings, agent, "a-key-of-the-fleet-0123456789abcdef")
-    crew = controller.crew
-    n_running = 1
-    counted, over = asyncio.Event(), asyncio.Event()
-    happened: list[str] = []
+class Draining:
+    """A controller whose fleet drains with one running request, and what it does to the fleet, in order."""
 
-    async def load() -> SimpleNamespace:
-        counted.set()
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = parse(json.dumps(with_value("supervisor.state_dir", str(tmp_path))))
+        self.agent = NodeAgent(settings, "spark1", ProcessUnits(_no_unit, tmp_path))
+        self.controller = FleetController(settings, self.agent, "a-key-of-the-fleet-0123456789abcdef")
+        self.happened: list[str] = []
+        self.n_running = 1
+        self._crew = self.controller.crew
+        self._looked = asyncio.Event()
+        monkeypatch.setattr(
+            self.controller, "crew", SimpleNamespace(
+                look=lambda: SimpleNamespace(lost=lambda boot: None), other_head=lambda look: None,
+                stop_all=self._stop_all, members={settings.fleet.head: SimpleNamespace(drain=self._drain)},
+            ),
+        )  # fmt: skip
+        monkeypatch.setattr(self.controller, "_start", self._start)
+        monkeypatch.setattr(self.agent.probe, "load", self._load)
+
+    async def begin(self) -> None:
+        self.controller.record.wanted_up, self.controller.state = True, FleetState.SERVING
+        self._driving = asyncio.ensure_future(self.controller._drive())
+        assert self.controller.drain("one") == "draining"
+        await self.looked_again()
+
+    async def looked_again(self) -> None:
+        """The running requests were counted once more, so an order in between was acted upon."""
+        for _ in range(2):
+            self._looked.clear()
+            await asyncio.wait_for(self._looked.wait(), 10)
+
+    async def until(self, *happened: str) -> None:
+        async with asyncio.timeout(10):
+            while tuple(self.happened) != happened:
+                await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        self._driving.cancel()
+        await asyncio.gather(self._driving, return_exceptions=True)
+        await self._crew.close()
+        await self.agent.close()
+
+    async def _load(self) -> SimpleNamespace:
+        self._looked.set()
         # Tokens move at every look.
-        return SimpleNamespace(n_running=n_running, n_queued=0, moved=lambda before: True)
+        return SimpleNamespace(n_running=self.n_running, n_queued=0, moved=lambda before: True)
 
-    async def drain() -> None:
-        happened.append("drain")
+    async def _drain(self) -> None:
+        self.happened.append("drain")
 
-    async def stop_all(why: str, grace_s: float) -> list[str]:
-        happened.append("stop")
+    async def _stop_all(self, why: str, grace_s: float) -> list[str]:
+        self.happened.append("stop")
         return []
 
-    async def start() -> None:
-        happened.append("start")
-        over.set()
+    async def _start(self) -> None:
+        self.happened.append("start")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(
-        controller, "crew", SimpleNamespace(
-            look=lambda: SimpleNamespace(lost=lambda boot: None), other_head=lambda look: None, stop_all=stop_all,
-            members={settings.fleet.head: SimpleNamespace(drain=drain)},
-        ),
-    )  # fmt: skip
-    monkeypatch.setattr(controller, "_start", start)
-    monkeypatch.setattr(agent.probe, "load", load)
-    controller.record.wanted_up, controller.state = True, FleetState.SERVING
-    driving = asyncio.ensure_future(controller._drive())
-    assert controller.drain("one") == "draining"
-    await asyncio.wait_for(counted.wait(), 10)
+
+@pytest_asyncio.fixture
+async def draining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Draining]:
+    made = Draining(tmp_path, monkeypatch)
+    await made.begin()
+    yield made
+    await made.close()
+
+
+async def test_up_during_a_drain_waits_until_the_running_requests_are_done(draining: Draining) -> None:
     # The second up is remembered as the first one is.
     for by in ("two", "three"):
-        assert controller.up(by) == "the drain that runs is finished first, then it starts"
-    counted.clear()
-    await asyncio.wait_for(counted.wait(), 10)
-    assert (happened, controller.state) == (["drain"], FleetState.DRAINING), "the running stream was cut off"
-    n_running = 0
-    await asyncio.wait_for(over.wait(), 10)
-    assert happened == ["drain", "stop", "start"]
-    driving.cancel()
-    await asyncio.gather(driving, return_exceptions=True)
-    await crew.close()
-    await agent.close()
+        assert draining.controller.up(by) == "the drain that runs is finished first, then it starts"
+    await draining.looked_again()
+    assert draining.happened == ["drain"], "the running stream was cut off"
+    assert draining.controller.state is FleetState.DRAINING
+    draining.n_running = 0
+    await draining.until("drain", "stop", "start")
+
+
+async def test_a_second_drain_cuts_nothing_off_and_takes_back_an_up(draining: Draining) -> None:
+    draining.controller.up("two")
+    assert draining.controller.drain("three") == "draining"
+    await draining.looked_again()
+    assert draining.happened == ["drain"], "the running stream was cut off, or the drain began anew"
+    draining.n_running = 0
+    await draining.until("drain", "stop")
+    async with asyncio.timeout(10):
+        while draining.controller.state is not FleetState.DOWN:
+            await asyncio.sleep(0.01)
+    assert not draining.controller.record.wanted_up
+
+
+async def test_down_during_a_drain_ends_it_now(draining: Draining) -> None:
+    assert draining.controller.down("two") == "stopping"
+    await draining.until("drain", "stop")
 
 
 @pytest.mark.parametrize("state", [FleetState.SERVING, FleetState.STARTING, FleetState.RECOVERING])

@@ -32,7 +32,7 @@ _GOES_ON = {
     "up": "the fleet goes on starting. dsv41 status shows how far it is, dsv41 down stops it",
     "down": "the fleet goes on stopping. dsv41 status shows what is left, dsv41 up starts it again",
     "drain": "the fleet goes on draining: running requests end, then every rank stops. dsv41 status shows how far it "
-    "is, dsv41 up starts it again",
+    "is, dsv41 down ends it now, dsv41 up starts it again",
 }
 """What an order does after whoever gave it has stopped waiting, and the commands that look and undo."""
 

@@ -89,19 +89,26 @@ class FleetOrders:
         return "starting"
 
     def down(self, by: str) -> str:
-        """Ask for everything to stop. Done whether it can be written down or not: `status` has what is not on disk."""
+        """Ask for everything to stop now, a drain that runs included. Done whether it can be written down or not:
+        `status` has what is not on disk."""
         if not self.record.wanted_up and self.state is FleetState.DOWN:
             return "the fleet is already down; nothing was changed"
         self.record.decide(f"down was asked for by {by}")
         self.record.held = self.record.held_until = None
-        if self.state is FleetState.FAILED:
-            # Whatever failed, every node is stopped and looked at again.
+        if self.state in (FleetState.FAILED, FleetState.DRAINING):
+            # Whatever failed, every node is stopped and looked at again; whatever still ran is waited for no longer.
             self.set_state(FleetState.STOPPING, "stopping")
         self._unwanted()
         return "stopping"
 
     def drain(self, by: str) -> str:
-        """Take no new requests, let the running ones finish, then stop."""
+        """Take no new requests, let the running ones finish, then stop. Takes back an up that waits for a drain."""
+        if self.state is FleetState.DRAINING:
+            self.record.decide(f"drain was asked for by {by}")
+            self.record.wanted_up = False
+            self.record.save()
+            self.changes.bump()
+            return "draining"
         if self.state is not FleetState.SERVING:
             return self.down(by)
         self.record.decide(f"drain was asked for by {by}")
