@@ -16,6 +16,7 @@ from .links import pcie_address
 from .roots import Roots, names, number, text
 
 _IB_MTUS = (4096, 2048, 1024, 512, 256)
+_NOT_SET = "0000:0000:0000:0000:0000:0000:0000:0000"
 _HEADERS_BYTES = 96
 """GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4: what the kernel's iboe_get_mtu takes off an interface's MTU."""
 
@@ -66,7 +67,8 @@ def _device(path: Path, netdev_mtus: dict[str, int]) -> RdmaDevice:
 
 
 def _port(path: Path, netdevs: tuple[str, ...], netdev_mtus: dict[str, int]) -> RdmaPort:
-    gids = read_gids(path)
+    indices = _indices(path)
+    gids = read_gids(path, indices)
     mtus = [netdev_mtus[name] for name in {*netdevs, *(g.netdev for g in gids if g.netdev)} if name in netdev_mtus]
     rate = re.match(r"([\d.]+)", text(path / "rate") or "")
     return RdmaPort(
@@ -76,7 +78,7 @@ def _port(path: Path, netdevs: tuple[str, ...], netdev_mtus: dict[str, int]) -> 
         link_layer=text(path / "link_layer"),
         rate_gbit=float(rate[1]) if rate else None,
         active_mtu=path_mtu(min(mtus)) if mtus else None,
-        gid_table_length=len(_indices(path)),
+        gid_table_length=len(indices),
         gids=gids[:MAX_GIDS],
         counters=_counters(path / "counters"),
         hw_counters=_counters(path / "hw_counters"),
@@ -95,11 +97,13 @@ def _indices(port: Path) -> list[int]:
     return sorted(int(name) for name in names(port / "gids") if name.isdigit())
 
 
-def read_gids(port: Path) -> tuple[Gid, ...]:
+def read_gids(port: Path, indices: list[int] | None = None) -> tuple[Gid, ...]:
     """The entries of one port's GID table that are set, by index. An index that is not set reads as zeros or EINVAL."""
     entries = []
-    for index in _indices(port):
-        gid = _gid(text(port / "gids" / str(index)))
+    for index in indices if indices is not None else _indices(port):
+        # A table has up to a thousand indices, nearly all of them not set: a Path each would take most of the time.
+        shown = text(f"{port}/gids/{index}")
+        gid = _gid(shown) if shown != _NOT_SET else None
         if gid is None or int(gid) == 0:
             continue
         kind = text(port / "gid_attrs/types" / str(index))

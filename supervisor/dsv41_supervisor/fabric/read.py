@@ -37,23 +37,23 @@ async def read_facts(
     node: str,
     roots: Roots | None = None,
     rank_pids: Sequence[int] = (),
-    bound_s: float = LIBRARY_TIMEOUT_S,
+    bound_s: float | None = None,
     reads: BoundedReads | None = None,
     ruleset: Ruleset = nft,
 ) -> NodeFacts:
     """Everything about this node's fabric. Never raises: what could not be read is in `unread` with the reason.
 
     `rank_pids` are the processes of the running rank; without them limits are those its unit would get. `bound_s` is
-    the longest time for one reader where that is less than its own; some are read after the links, so that it takes two
-    such times at most. `reads` is kept by who asks again and again: what hangs is then not started a second time.
-    `ruleset` asks the packet filter.
+    the longest time for one reader instead of its own, for libnccl where that is less; some are read after links, so
+    that it takes two such times at most. `reads` is kept by who asks again and again: what hangs is then not started a
+    second time. `ruleset` asks the packet filter.
     """
     return await _Reading(settings, node, roots or Roots(), rank_pids, bound_s, reads or BoundedReads(), ruleset).all()
 
 
 class _Reading:
     def __init__(
-        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float,
+        self, settings: Settings, node: str, roots: Roots, rank_pids: Sequence[int], bound_s: float | None,
         reads: BoundedReads, ruleset: Ruleset,
     ) -> None:  # fmt: skip
         self._ruleset = ruleset
@@ -78,7 +78,7 @@ class _Reading:
             ),
             self._read("firewall", self._firewall(), None),
             self._read("limits", self._limits(), None),
-            self._read("nccl", self._nccl(), None, LIBRARY_TIMEOUT_S),
+            self._read("nccl", self._nccl(), None, min(self._bound_s or LIBRARY_TIMEOUT_S, LIBRARY_TIMEOUT_S)),
         )
         links, rdma = await self._with_links(links)
         found: dict[str, Any] = {
@@ -91,8 +91,8 @@ class _Reading:
             found["nccl"] = nccl
         return NodeFacts(node=self._node, at_s=time.time(), **found)
 
-    async def _read(self, what: str, work: Awaitable[T], otherwise: Any, timeout_s: float = READER_TIMEOUT_S) -> T:
-        timeout_s = min(timeout_s, self._bound_s)
+    async def _read(self, what: str, work: Awaitable[T], otherwise: Any, timeout_s: float | None = None) -> T:
+        timeout_s = timeout_s or self._bound_s or READER_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
                 return await work

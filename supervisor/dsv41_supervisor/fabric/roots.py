@@ -31,7 +31,7 @@ class Unreadable(Exception):
     """A fact that cannot be had here; the text says why, in half a sentence."""
 
 
-def text(path: Path) -> str | None:
+def text(path: Path | str) -> str | None:
     """A small file's text without surrounding space; None when it is not there or refuses to be read.
 
     The kernel answers EINVAL for a GID index that is not set, and for the speed of an interface that is down.

@@ -74,6 +74,19 @@ async def test_a_reader_that_never_returns_costs_only_its_own_facts(
         assert (seen.rdma == {}) is (what == "rdma")
 
 
+async def test_who_asks_for_more_time_than_a_reader_has_by_itself_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As doctor --timeout does on a machine that is slow."""
+
+    async def slow() -> Any:
+        await asyncio.sleep(0.5)
+        return {}
+
+    monkeypatch.setattr(reading, "read_links", slow)
+    monkeypatch.setattr(reading, "READER_TIMEOUT_S", 0.1)
+    assert "links" not in (await read_facts(_settings(), "ada", bound_s=LONG_S)).unread
+    assert (await read_facts(_settings(), "ada")).unread["links"] == "no answer within 0.1 s"
+
+
 async def test_a_tool_that_never_ends_is_ended_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nft"
     tool.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
