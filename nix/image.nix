@@ -1,7 +1,8 @@
 # lib.image { fleet; node; modules } → a raw disk with that node's whole system: firmware starts it, `nixos-rebuild
 # switch` changes it later. Written to a USB stick or straight to the drive, it grows to the size it finds.
 #
-# No weights and no keys are in it. `modules` is where people get in (users, ssh keys); without them nobody can.
+# The file is `nixos.img` in the result: what NixOS's own builder calls a raw disk (nixos/lib/make-disk-image.nix,
+# `baseName`). No weights and no keys are in it. `modules` is where people get in (users, ssh keys); without them nobody can.
 { self, nixpkgs, ... }:
 {
   fleet,
@@ -54,6 +55,11 @@ import "${nixpkgs}/nixos/lib/make-disk-image.nix" {
   format = "raw";
   partitionTableType = "efi";
   diskSize = "auto";
+  # Holds kernel and initrd of every generation that a rollback can boot, and can't grow later as the root does. Twice what
+  # nixos-dgx-spark takes (512 MiB); the builder's own 256 MiB would be full after few (guess; never measured).
+  bootSize = "1G";
+  # A fleet is built from its flake, which names its own nixpkgs; half a gigabyte of sources would never be read.
+  copyChannel = false;
   # For the first days; the disk grows at the first boot.
   additionalSpace = "4G";
 }

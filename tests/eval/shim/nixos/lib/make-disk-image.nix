@@ -9,6 +9,8 @@
   partitionTableType,
   diskSize,
   additionalSpace,
+  bootSize,
+  copyChannel,
 }:
 pkgs.runCommand name {
   inherit
@@ -17,6 +19,8 @@ pkgs.runCommand name {
     partitionTableType
     diskSize
     additionalSpace
+    bootSize
+    copyChannel
     ;
   system = config.system.build.toplevel;
 } ""
