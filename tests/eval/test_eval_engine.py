@@ -32,6 +32,12 @@ def test_lock_is_complete() -> None:
     assert Counter(wheel["platform"] == "any" for wheel in WHEELS.values()) == {True: 109, False: 99}
 
 
+def test_lock_has_what_sglang_asks_for_on_arm_and_not_what_it_asks_for_elsewhere() -> None:
+    """Plain pip on x86-64 chooses 207 wheels: it takes this machine's markers, and torchcodec for the first two."""
+    assert {"av", "decord2"} <= set(WHEELS["sglang"]["needs"])
+    assert "torchcodec" not in WHEELS
+
+
 def test_versions_are_those_that_the_design_names() -> None:
     pins = {"sglang": "0.5.23", "torch": "2.14.1", "triton": "3.8.0", "flashinfer-python": "0.7.2",
             "sglang-kernel": "0.4.10", "deepseek-recipe": "0.2.0", "nvidia-nccl-cu13": "2.30.7"}  # fmt: skip
