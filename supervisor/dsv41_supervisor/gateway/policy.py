@@ -71,6 +71,8 @@ class Limits:
     context_length: int
     max_tokens_cap: int = 32768
     default_thinking: bool = False
+    default_effort: int | str | None = None
+    """For a request that names none: a budget, or "none" for no thinking unless it is switched on."""
 
     @property
     def ceiling(self) -> int | None:
@@ -214,7 +216,7 @@ def _reasoning(out: Body, limits: Limits) -> tuple[bool, int | None]:
     effort: int | str | None = None
     for holder, name, prefix in reversed(efforts):  # each is checked, the first one holds
         if holder.get(name) is not None:
-            effort = _effort(holder[name], prefix + name)
+            effort = read_effort(holder[name], prefix + name)
     switches = [
         (kwargs, "thinking", "chat_template_kwargs."), (out, "thinking", ""),
         (kwargs, "enable_thinking", "chat_template_kwargs."), (out, "enable_thinking", ""),
@@ -224,6 +226,8 @@ def _reasoning(out: Body, limits: Limits) -> tuple[bool, int | None]:
     for holder, name, prefix in reversed(switches):
         if holder.get(name) is not None:
             thinking = _switch(holder[name], prefix + name)
+    if effort is None:
+        effort = limits.default_effort
     if thinking is None:
         thinking = limits.default_thinking if effort is None else effort != "none"
     for name in ("thinking", "enable_thinking", "reasoning", "reasoning_effort"):
@@ -258,8 +262,8 @@ def _switch(value: object, where: str) -> bool:
     raise BadRequest(f'{where} is neither on nor off: send true, false, or {{"type": "enabled"}}.', where)
 
 
-def _effort(value: object, where: str) -> int | str:
-    """A budget from 1 to 100, or "none"."""
+def read_effort(value: object, where: str) -> int | str:
+    """A budget from 1 to 100, or "none". Raises BadRequest."""
     if isinstance(value, str):
         word = value.strip().lower()
         if word == "none":

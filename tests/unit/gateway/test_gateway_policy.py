@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,27 @@ def test_every_spelling_of_thinking_and_effort_is_read(body: Any, thinking: bool
 def test_other_template_arguments_are_kept() -> None:
     out, _ = chat(chat_template_kwargs={"thinking": True, "spaces_between_special_tokens": False})
     assert out["chat_template_kwargs"]["spaces_between_special_tokens"] is False
+
+
+@pytest.mark.parametrize(
+    ("default", "body", "thinking", "effort"),
+    [
+        (75, {}, True, 75),
+        (75, {"reasoning_effort": "low"}, True, 50),
+        (75, {"reasoning_effort": "none"}, False, None),
+        (75, {"thinking": False}, False, None),
+        (75, {"thinking": True}, True, 75),
+        ("none", {}, False, None),
+        ("none", {"thinking": True}, True, None),
+        ("none", {"reasoning_effort": "low"}, True, 50),
+    ],
+)
+def test_a_default_effort_is_for_requests_that_name_none(
+    default: int | str, body: dict[str, Any], thinking: bool, effort: int | None
+) -> None:
+    once, effective = chat(replace(LIMITS, default_thinking=True, default_effort=default), **body)
+    assert (effective.thinking, effective.effort) == (thinking, effort)
+    assert once["chat_template_kwargs"].get("reasoning_effort") == effort
 
 
 def test_the_default_of_thinking_is_the_fleets() -> None:
