@@ -29,6 +29,14 @@ class RowsPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """The model on this node's disk."""
+
+    path: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlan:
     """What one rank was started as."""
 
@@ -40,6 +48,7 @@ class RankPlan:
     adapters: dict[str, Any]
     """Settings of each adapter asked for; one that is not here is off."""
     rows: RowsPlan | None
+    checkpoint: CheckpointPlan | None = None
 
 
 def read_plan(path: Path) -> RankPlan:
@@ -49,6 +58,7 @@ def read_plan(path: Path) -> RankPlan:
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']}, expected {FORMAT}")
         rows = None if raw["rows"] is None else RowsPlan(**raw["rows"])
+        model = raw.get("checkpoint")
         plan = RankPlan(
             node=str(raw["node"]),
             rank=int(raw["rank"]),
@@ -57,6 +67,7 @@ def read_plan(path: Path) -> RankPlan:
             report_dir=Path(raw["report_dir"]),
             adapters=dict(raw["adapters"]),
             rows=rows,
+            checkpoint=None if model is None else CheckpointPlan(**model),
         )
     except OSError as error:
         raise PlanUnreadable(

@@ -56,6 +56,8 @@ in
     };
     # Three ranks do not divide the model's 8 groups of heads, nor its draft experts.
     adapters.tp_pad = mkDefault { };
+    # The recipes pin a revision whose effort tiers mean other budgets than those that prompts are rendered with.
+    adapters.encoding_check = mkDefault { };
     pack.ways = mkDefault 16;
   };
 }

@@ -59,6 +59,8 @@ in
         max_channels = mkDefault 8;
       };
     };
+    # The recipes pin a revision whose effort tiers mean other budgets than those that prompts are rendered with.
+    adapters.encoding_check = mkDefault { };
     pack = {
       cache_bytes = mkDefault 4294967296;
       ways = mkDefault 16;

@@ -36,7 +36,7 @@ def test_an_unknown_adapter_is_refused_and_reported(plan: Callable[..., Path]) -
     path = plan(adapters={"engram_nvm": {}})
     done = activate(path)
     assert (done.returncode, done.stdout) == (78, "")
-    assert "adapter engram_nvm refused: there is no such adapter; there are engram_nvme, loop_abort, " in done.stderr
+    assert "adapter engram_nvm refused: there is no such adapter; there are encoding_check, engram_nvme, " in done.stderr
     report = only_report(path)
     assert (report["role"], report["rank"], report["boot"]) == ("launcher", 0, "20261129T221500-4f1c9a2e")
     assert report["adapters"] == {

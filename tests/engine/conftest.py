@@ -14,6 +14,7 @@ import pytest
 from dsv41_adapters.report import ArmedReport
 
 from tests.engine.engines import Answer, Engine, pack_rows, running, without_tables
+from tests.harness.encoding_file import V41_TOKENS, encoding_file
 
 PROMPTS = (
     "Hello world, this is a spark.",
@@ -56,6 +57,17 @@ def engine_python(repo_root: Path) -> Path:
 def pruned_checkpoint(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo checkpoint with its two table files emptied: whoever reads a table fails."""
     return without_tables(demo_checkpoint, tmp_path_factory.mktemp("pruned") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def encoded_checkpoint(demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with an encoding.py, as a published one has."""
+    target = tmp_path_factory.mktemp("encoded") / "checkpoint"
+    (target / "encoding").mkdir(parents=True)
+    for file in demo_checkpoint.iterdir():
+        (target / file.name).symlink_to(file)
+    (target / "encoding" / "encoding.py").write_text(encoding_file(V41_TOKENS))
+    return target
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,7 @@ def write_plan(
     adapters: dict[str, Any] | None = None,
     cache_bytes: int = 1 << 20,
     reader: str = "auto",
+    checkpoint: Path | None = None,
 ) -> Path:
     """A rank's plan as the supervisor writes it. `adapters` None asks for engram_nvme when there are rows."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -112,6 +113,7 @@ def write_plan(
             "ways": 16,
             "engine": reader,
         },
+        "checkpoint": None if checkpoint is None else {"path": str(checkpoint), "revision": revision or "demo"},
     }
     path = directory / "plan.json"
     path.write_text(json.dumps(document))
@@ -334,6 +336,7 @@ def running(
                     adapters=adapters,
                     cache_bytes=cache_bytes,
                     reader=reader,
+                    checkpoint=checkpoint,
                 )
             drive = (drives or {}).get(number)
             engine.ranks.append(

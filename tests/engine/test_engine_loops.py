@@ -48,11 +48,25 @@ def test_observing_counts_and_stops_nothing(inside) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(engine_python: Path, demo_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def server(
+    engine_python: Path, encoded_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """With `encoding_check` as well: its checks are at start, so it rides along."""
     directory = tmp_path_factory.mktemp("loop-server")
-    adapters = {"loop_abort": {"base_tokens": 64}}
-    with running(engine_python, demo_checkpoint, directory, world_size=1, adapters=adapters) as engine:
+    adapters = {"loop_abort": {"base_tokens": 64}, "encoding_check": {}}
+    with running(engine_python, encoded_checkpoint, directory, world_size=1, adapters=adapters) as engine:
         yield engine
+
+
+def test_a_server_records_which_encoding_its_revision_has(server: Engine) -> None:
+    states = {report.role.value: report.adapters["encoding_check"] for report in server.reports()}
+    assert states["launcher"].state is State.ENGAGED
+    assert states["launcher"].reason is not None
+    assert states["launcher"].reason.startswith("revision demo, encoding.py sha256 ")
+    assert states["launcher"].reason.endswith(
+        "and deepseek-recipe 0.2.0 agree: low 50, high 75, max 100; a request that names none gets 75"
+    )
+    assert states["scheduler"].state is State.OFF
 
 
 def test_a_server_stops_one_token_for_ever_and_says_so_to_the_client(server: Engine) -> None:

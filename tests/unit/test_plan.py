@@ -72,3 +72,8 @@ def test_sglang_is_told_which_of_a_nodes_addresses_the_others_can_reach() -> Non
 
 def test_a_cuda_build_of_torch_on_cpu_does_not_try_nccl() -> None:
     assert launch_plan(parse(json.dumps(good())), "spark1", BOOT).environment["SGLANG_NCCL_SO_PATH"] == "/dev/null"
+
+
+def test_the_adapters_are_told_where_the_checkpoint_is_and_which() -> None:
+    document = launch_plan(parse(json.dumps(good())), "spark1", BOOT).document
+    assert document["checkpoint"] == {"path": "/models/demo", "revision": "0123456789abcdef"}

@@ -100,6 +100,7 @@ def rank_document(settings: Settings, node: str, boot: Boot) -> dict[str, Any]:
         "report_dir": str(report_dir(settings, node)),
         "adapters": asked,
         "rows": rows if asked else None,
+        "checkpoint": {"path": str(settings.checkpoint_dir(node)), "revision": settings.checkpoint.revision},
     }
 
 
