@@ -87,11 +87,16 @@ def same_bits(settings: Settings, standing: Standing) -> dict[str, str]:
         "supervisor version": __version__,
         "settings hash": settings.hash,
         "kernel": os.uname().release,
-        "engine environment": _real(settings.engine.python),
+        "engine environment": _engine(settings),
     }
     if system := _real("/run/current-system", must_exist=True):
         same["system closure"] = system
     return {str(name)[:64]: str(value)[:300] for name, value in {**same, **standing.same}.items()}
+
+
+def _engine(settings: Settings) -> str:
+    container = settings.engine.container
+    return container.image if container is not None else _real(settings.engine.python or "")
 
 
 def _real(path: str, *, must_exist: bool = False) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -60,6 +61,21 @@ def read_library(path: Path) -> NcclLibrary:
     if not 0 < stat.st_size <= _MAX_BYTES:
         raise Unreadable(f"{path} has {stat.st_size} bytes, which no libnccl has")
     return _read(str(real), stat.st_mtime_ns, stat.st_size)
+
+
+def read_mapped(roots: Roots, pid: int, path: Path) -> NcclLibrary:
+    """One library as a process in a container has it. Raises Unreadable.
+
+    Through the process's own root, which the kernel follows; resolving the name would lead to this machine's file.
+    """
+    outside = f"{roots.proc}/{pid}/root{path}"
+    try:
+        stat = os.stat(outside)
+    except OSError as error:
+        raise Unreadable(f"{path} of process {pid}: {error.strerror}") from None
+    if not 0 < stat.st_size <= _MAX_BYTES:
+        raise Unreadable(f"{path} of process {pid} has {stat.st_size} bytes, which no libnccl has")
+    return _read(outside, stat.st_mtime_ns, stat.st_size).model_copy(update={"path": str(path)})
 
 
 @lru_cache(maxsize=16)

@@ -153,11 +153,13 @@ class _Reading:
         if engine.device is not Device.CUDA:
             raise Unreadable("engine.device is cpu: NCCL is not used")
         preload = engine.environment.get("LD_PRELOAD", "")
+        if engine.container is not None and engine.nccl.library is None:
+            raise Unreadable("it is in the image of engine.container")
         chosen = engine.nccl.library
         named = str(self._settings.path(chosen, self._node)) if chosen is not None else None
 
         def libraries() -> Nccl:
-            planned = read_library(planned_library(engine.python, named, preload))
+            planned = read_library(planned_library(engine.python or "", named, preload))
             mapped = tuple(read_library(other) for other in mapped_libraries(self._roots, self._pids))
             return Nccl(planned=planned, mapped=mapped)
 

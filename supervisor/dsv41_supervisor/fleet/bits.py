@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .. import __version__
-from ..fabric.nccl_library import mapped_libraries, planned_library, read_library
+from ..fabric.facts import NcclLibrary
+from ..fabric.nccl_library import mapped_libraries, planned_library, read_library, read_mapped
 from ..fabric.roots import Roots, Unreadable
+from ..rank.nccl import denied
 from ..settings import Device, Settings
 
 _STORE = re.compile(r"^/nix/store/([0-9a-z]{32})-([^/]+)")
@@ -46,13 +48,12 @@ def planned(settings: Settings, node: str, roots: Roots | None = None) -> dict[s
 
 def running(settings: Settings, pids: Iterable[int], armed: Mapping[str, str], roots: Roots | None = None):  # type: ignore[no-untyped-def]
     """Facts of a rank that runs: `(facts, why this rank must not go on or None)`."""
-    paths = mapped_libraries(roots or Roots(), pids)
+    roots = roots or Roots()
+    if settings.engine.container is not None:
+        return running_in_container(settings, tuple(pids), armed, roots)
+    paths = mapped_libraries(roots, pids)
     said = [_library(path) for path in paths]
-    facts = {
-        "adapters armed": ", ".join(sorted(f"{n} {'armed' if s == 'engaged' else s}" for n, s in armed.items()))
-        or "none",
-        "libnccl mapped": "; ".join(said) or "none",
-    }
+    facts = _running_facts(armed, said)
     if settings.engine.device is not Device.CUDA:
         return facts, None
     expected = _planned_nccl(settings)
@@ -65,10 +66,44 @@ def running(settings: Settings, pids: Iterable[int], armed: Mapping[str, str], r
     return facts, None
 
 
+def running_in_container(settings: Settings, pids: tuple[int, ...], armed: Mapping[str, str], roots: Roots):  # type: ignore[no-untyped-def]
+    """As `running`. What is in the image is first seen here: no check before the start could read it."""
+    libraries: dict[str, NcclLibrary] = {}
+    for pid in pids:
+        for path in mapped_libraries(roots, [pid]):
+            if str(path) not in libraries:
+                try:
+                    libraries[str(path)] = read_mapped(roots, pid, path)
+                except Unreadable as error:
+                    return _running_facts(armed, [f"unreadable: {error}"]), f"its libnccl cannot be read: {error}"
+    said = [_shown(library) for library in libraries.values()]
+    facts = _running_facts(armed, said)
+    if settings.engine.device is not Device.CUDA:
+        return facts, None
+    if len(said) > 1:
+        return facts, f"its processes have mapped {len(said)} different libnccl: {'; '.join(said)}"
+    if not said:
+        return facts, "none of its processes has mapped a libnccl, which every collective needs" if pids else None
+    (library,) = libraries.values()
+    if (row := denied(library.version, library.build_id)) is not None:
+        return facts, f"it has mapped libnccl {said[0]}, which wedges: {row.reason} ({row.source})"
+    if in_image(settings) is None and said[0] != (expected := _planned_nccl(settings)):
+        return facts, f"it has mapped libnccl {said[0]}, expected {expected}"
+    return facts, None
+
+
+def _running_facts(armed: Mapping[str, str], libraries: list[str]) -> dict[str, str]:
+    states = sorted(f"{name} {'armed' if state == 'engaged' else state}" for name, state in armed.items())
+    return {"adapters armed": ", ".join(states) or "none", "libnccl mapped": "; ".join(libraries) or "none"}
+
+
 def engine(settings: Settings) -> str:
     """The engine's environment: its Nix closure, or a digest of what is installed beside its Python."""
-    python = Path(settings.engine.python)
     code = "".join(f" {_tree(Path(p), '.py')[:16]}" for p in settings.engine.python_path)
+    if settings.engine.container is not None:
+        return settings.engine.container.image.partition("@")[2] + code
+    assert settings.engine.python is not None
+    python = Path(settings.engine.python)
     if (store := _closure(python)) is not None:
         return store + code
     site = sorted(python.parent.parent.glob("lib/python3*/site-packages"))
@@ -132,13 +167,23 @@ def driver(roots: Roots) -> str:
 
 def _planned_nccl(settings: Settings) -> str:
     nccl = settings.engine.nccl
+    if (where := in_image(settings)) is not None:
+        return where
     try:
         path = planned_library(
-            settings.engine.python, nccl.library, settings.engine.environment.get("LD_PRELOAD", "")
+            settings.engine.python or "", nccl.library, settings.engine.environment.get("LD_PRELOAD", "")
         )
         return _library(path)
     except Unreadable as error:
         return f"none: {error}" if settings.engine.device is Device.CUDA else "none"
+
+
+def in_image(settings: Settings) -> str | None:
+    """Where libnccl is when it is in the engine's image, and so cannot be read before a rank runs; None elsewhere."""
+    engine = settings.engine
+    if engine.container is None or engine.nccl.library is not None or engine.device is not Device.CUDA:
+        return None
+    return f"in the image {engine.container.image.partition('@')[2]}"
 
 
 def _library(path: Path) -> str:
@@ -146,6 +191,10 @@ def _library(path: Path) -> str:
         library = read_library(path)
     except Unreadable as error:
         return f"unreadable: {error}"
+    return _shown(library)
+
+
+def _shown(library: NcclLibrary) -> str:
     return f"{library.version or 'unknown version'} {library.sha256[:16]} {library.path}"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..fabric.facts import NodeFacts
 from ..settings import Device, EngineKind, Settings
+from .container import ContainerPlan, container_plan, podman_argv
 from .nccl import nccl_environment
 
 PLAN_FORMAT = 1
@@ -42,6 +43,8 @@ class LaunchPlan:
     environment: dict[str, str]
     document_path: Path
     document: dict[str, Any]
+    container: ContainerPlan | None = None
+    """With it, `argv` is podman's, and `environment` the engine's inside."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,13 +53,15 @@ class LaunchPlan:
             "environment": self.environment,
             "document_path": str(self.document_path),
             "document": self.document,
+            "container": self.container.to_json() if self.container is not None else None,
         }
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> LaunchPlan:
         return cls(
-            raw["rank"], tuple(raw["argv"]), dict(raw["environment"]), Path(raw["document_path"]), raw["document"]
-        )
+            raw["rank"], tuple(raw["argv"]), dict(raw["environment"]), Path(raw["document_path"]), raw["document"],
+            ContainerPlan.from_json(raw["container"]) if raw.get("container") is not None else None,
+        )  # fmt: skip
 
 
 def report_dir(settings: Settings, node: str) -> Path:
@@ -71,12 +76,17 @@ def launch_plan(settings: Settings, node: str, boot: Boot, facts: NodeFacts | No
     rank = settings.fleet.nodes[node].rank
     directory = report_dir(settings, node)
     document_path = directory / PLAN
+    argv = _argv(settings, node, boot)
+    container = container_plan(settings, node, boot)
+    if container is not None:
+        argv = podman_argv(settings, node, boot, container, document_path, argv)
     return LaunchPlan(
         rank=rank,
-        argv=tuple(_argv(settings, node, boot)),
+        argv=tuple(argv),
         environment=_environment(settings, node, document_path, facts),
         document_path=document_path,
         document=rank_document(settings, node, boot),
+        container=container,
     )
 
 
@@ -107,7 +117,9 @@ def rank_document(settings: Settings, node: str, boot: Boot) -> dict[str, Any]:
 def _argv(settings: Settings, node: str, boot: Boot) -> list[str]:
     engine, fleet = settings.engine, settings.fleet
     here, head = fleet.nodes[node], fleet.nodes[fleet.head]
-    argv = [engine.python]
+    python = engine.container.python if engine.container is not None else engine.python
+    assert python is not None
+    argv = [python]
     if engine.kind is EngineKind.SCRIPTED:
         argv += [str(Path(engine.python_path[0]) / SCRIPTED_ENGINE)]
     else:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from dsv41_adapters.report import read_reports
 
@@ -27,6 +28,8 @@ from ..journal import log
 from ..node import N_LAST_LINES, clear_reports
 from ..settings import Settings
 from ..units.procfs import named_descendants
+from .container_run import ContainerRun, why_podman_failed
+from .containers import podman_environment
 from .notify import notify
 from .phases import Progress
 from .plan import LaunchPlan
@@ -131,6 +134,8 @@ class _Running:
         self._why = ""
         self._ready = False
         self._engine_pid: int | None = None
+        self._container = ContainerRun(plan.container, plan.document_path.parent) if plan.container else None
+        self._outer_pids: dict[int, int] = {}
         self._watched: dict[int, int] = {}
         """Pid of each of the engine's processes that has reported, with its pidfd."""
         self._news = asyncio.Event()
@@ -148,17 +153,24 @@ class _Running:
         for passed_on in ("TMPDIR", "XDG_CACHE_HOME", MARK):
             if passed_on in os.environ:
                 environment.setdefault(passed_on, os.environ[passed_on])
+        argv: Sequence[str] = self._plan.argv
+        if self._container is not None:
+            inside = self._plan.environment | {n: environment[n] for n in (MARK,) if n in environment}
+            argv = await self._container.prepare(argv, inside)
+            environment = podman_environment() | {n: environment[n] for n in (MARK,) if n in environment}
         try:
             engine = await asyncio.create_subprocess_exec(
-                *self._plan.argv, env=environment, preexec_fn=_die_with_parent, stdin=asyncio.subprocess.DEVNULL,
+                *argv, env=environment, preexec_fn=_die_with_parent, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
             raise Dsv41Error(
                 f"cannot start the engine: {self._plan.argv[0]}: {error.strerror}.", stage=Stage.ENGINE,
-                rank=self._plan.rank, hint="Set engine.python to the engine environment's Python; make builds it.",
+                rank=self._plan.rank, hint="Set engine.python to the engine environment's Python; make builds it."
+                if self._container is None else "Install podman, or set engine.container.podman to where it is.",
             ) from None  # fmt: skip
-        self._engine_pid = engine.pid
+        # A container's processes are no children of podman's; see container_run.
+        self._engine_pid = engine.pid if self._container is None else os.getpid()
         reading = asyncio.ensure_future(self._read(engine))
         beating = asyncio.ensure_future(self._beat())
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -177,6 +189,8 @@ class _Running:
                 await asyncio.wait_for(asyncio.shield(reading), 2)
             status = engine.returncode if engine.returncode is not None else -1
             if not asked:
+                if self._container is not None and (why := why_podman_failed(status)) is not None:
+                    self._last_lines.append(f"dsv41: {why}")
                 await self._tell_exit(status)
                 log.error("rank %d: the engine ended by itself, status %d", self._plan.rank, status)
                 return Exit.REFUSED if status == Exit.REFUSED else Exit.UNAVAILABLE
@@ -188,10 +202,15 @@ class _Running:
             for fd in self._watched.values():
                 asyncio.get_running_loop().remove_reader(fd)
                 os.close(fd)
+            if self._container is not None:
+                await self._container.clear(self._plan.argv[0])
 
     async def _end(self, engine: asyncio.subprocess.Process, patience_s: float) -> None:
         """Politely, then by force. Its children die with it or are found by the unit's owner."""
         if engine.returncode is not None:
+            return
+        if self._container is not None:
+            await self._container.end(engine, patience_s)
             return
         with contextlib.suppress(ProcessLookupError):
             engine.terminate()
@@ -273,13 +292,23 @@ class _Running:
         was killed, and a worker's then ends with status 0 (seen with 0.5.23, 2026-11-29).
         """
         for report in read_reports(self._plan.document_path.parent, self._boot):
-            if not self._watch_process(report.role, report.pid):
-                self._process_died(report.role, report.pid)
+            pid = report.pid if self._container is None else self._outer(report.pid)
+            if pid is None or not self._watch_process(report.role, pid):
+                self._process_died(report.role, pid or report.pid)
         if not self._ready and self._engine_pid is not None:
             # They report when they are armed, at the end of loading. One that dies before would be told by the ranks
             # that lose it, sooner than by its own launcher, and the wrong rank would look guilty.
             for pid, name in named_descendants(self._engine_pid, ENGINE_NAMES):
                 self._watch_process(ENGINE_NAMES.get(name, name), pid)
+
+    def _outer(self, inner: int) -> int | None:
+        """The pid of a process that reported its pid in the container; looked up once."""
+        if inner not in self._outer_pids and self._container is not None:
+            pid = self._container.outer(inner)
+            if pid is None:
+                return None
+            self._outer_pids[inner] = pid
+        return self._outer_pids[inner]
 
     def _watch_process(self, role: str, pid: int) -> bool:
         """Wake up when this process ends. False when it has."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..errors import Dsv41Error, Refused, Stage
 from .base import Model
+from .container import Container
 from .engine import Device, Engine, EngineKind, Nccl
 from .fleet import Fleet, Node, Rail, Topology
 from .operations import (
@@ -83,6 +84,10 @@ class Settings(Model):
                 for name, node in self.fleet.nodes.items()
                 if not node.rails and self.fleet.world_size > 1
             ]
+        if self.engine.container is not None:
+            from ..rank.container import unmountable
+
+            problems += unmountable(self)
         if self.checks.override:
             from ..checks import unknown_ids
 
@@ -155,6 +160,7 @@ __all__ = [
     "Alerts",
     "Checkpoint",
     "Checks",
+    "Container",
     "Device",
     "Engine",
     "EngineKind",

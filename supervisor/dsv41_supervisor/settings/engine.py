@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from .base import AbsolutePath, Model, Port, PositiveSeconds
+from .container import Container
 
 
 class EngineKind(StrEnum):
@@ -178,7 +179,14 @@ class Engine(Model):
     profile: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,31}$")] | None = Field(
         default=None, description="Name of the measured set of settings this is based on; shown in status."
     )
-    python: AbsolutePath = Field(description="Python of the environment that holds SGLang and the adapters.")
+    python: AbsolutePath | None = Field(
+        default=None,
+        description="Python of the environment that holds SGLang and the adapters; null with engine.container.",
+    )
+    container: Container | None = Field(
+        default=None,
+        description="Run the engine from an image by podman instead of engine.python; for DGX OS. Not run on GB10.",
+    )
     python_path: tuple[AbsolutePath, ...] = Field(
         default=(), description="Directories put on PYTHONPATH of the engine; empty on a real fleet."
     )
@@ -237,6 +245,20 @@ class Engine(Model):
     def _scripted_is_small(self) -> Engine:
         if self.kind is EngineKind.SCRIPTED and self.device is Device.CUDA:
             raise ValueError("engine.kind scripted needs engine.device cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _one_backend(self) -> Engine:
+        if self.python is None and self.container is None:
+            raise ValueError(
+                "engine.python is missing; name the Python of the engine's environment, or an image in "
+                "engine.container.image"
+            )
+        if self.python is not None and self.container is not None:
+            raise ValueError(
+                "engine.python and engine.container are both set, and a rank runs one of them; take one out (on NixOS, "
+                "services.dsv41.enginePackage = null takes engine.python out)"
+            )
         return self
 
     @model_validator(mode="after")

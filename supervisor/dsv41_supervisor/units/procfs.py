@@ -56,16 +56,49 @@ def processes() -> dict[int, Proc]:
     return table
 
 
-def named_descendants(root: int, names: Container[str]) -> list[tuple[int, str]]:
-    """Living processes that `root` started, or that those started, with one of these names (at most 15 characters)."""
+def descendants(root: int) -> list[int]:
+    """Living processes that `root` started, or that those started."""
     table = processes()
+    return sorted(pid for pid in _below(table, root) if not table[pid].dead)
+
+
+def inner_pids(root: int) -> dict[int, int]:
+    """Processes below `root` that live in a PID namespace of their own: what each calls itself there, to its pid here.
+
+    Source: NSpid in proc_pid_status(5), outermost first.
+    """
+    table = processes()
+    found = _below(table, root)
+    depth = len(_ns_pids(os.getpid()))
+    inside = ((pid, _ns_pids(pid)) for pid in sorted(found) if not table[pid].dead)
+    return {pids[-1]: pid for pid, pids in inside if len(pids) > depth}
+
+
+def _below(table: Mapping[int, Proc], root: int) -> set[int]:
     found, grew = {root}, True
     while grew:
         more = {p.pid for p in table.values() if p.parent in found} - found
         found |= more
         grew = bool(more)
+    return found - {root}
+
+
+def _ns_pids(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("NSpid:"):
+                    return [int(word) for word in line.split()[1:]]
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return []
+
+
+def named_descendants(root: int, names: Container[str]) -> list[tuple[int, str]]:
+    """Living processes that `root` started, or that those started, with one of these names (at most 15 characters)."""
+    table = processes()
     named = []
-    for pid in sorted(found - {root}):
+    for pid in sorted(_below(table, root)):
         try:
             with open(f"/proc/{pid}/comm") as file:
                 name = file.read().strip()

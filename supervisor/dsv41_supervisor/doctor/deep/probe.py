@@ -58,6 +58,11 @@ def become(settings: Settings, node: str) -> NoReturn:
         ) from None  # fmt: skip
     write_json(where / "request.json", request)
     python = settings.engine.python
+    if python is None:
+        raise Dsv41Error(
+            "this test runs in the environment of engine.python, and the engine is an image.", stage=Stage.ENGINE,
+            node=node, hint="Nothing to do: a boot goes the same way, and its readiness is a token through all ranks.",
+        )  # fmt: skip
     # With the demo's mark, by which everything that it started is found again.
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", MARK) if name in os.environ}
     try:

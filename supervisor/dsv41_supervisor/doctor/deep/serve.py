@@ -137,7 +137,7 @@ class DeepServer:
             if "connect" not in text.lower() or rdma.parse(text).average_gbit_s is not None:
                 break
             await asyncio.sleep(0.3)
-        found = rdma.parse(text)
+        found = rdma.parse(text, RDMA_SECONDS)
         return {
             "problem": (found.problem or "")[:280] or None, "figure": found.average_gbit_s,
             "verdict": str(found.verdict), "mtu": found.mtu_bytes,
@@ -238,6 +238,8 @@ class DeepServer:
         engine = self._settings.engine
         if engine.kind is EngineKind.SCRIPTED:
             return "engine.kind is scripted: its environment holds no torch"
+        if engine.container is not None:
+            return "the engine is an image, and this test runs in the environment of engine.python"
         if test == "clock" and engine.device is not Device.CUDA:
             return "not applicable, engine.device is cpu"
         return self._busy()

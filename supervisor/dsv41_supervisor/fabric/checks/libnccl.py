@@ -33,7 +33,13 @@ def _nccl_library(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for node, facts in fleet.items():
         library = facts.nccl.planned
         why = facts.why_unread("nccl")
-        if library is None and why.startswith("no answer within") and why != _GAVE_UP:
+        if library is None and settings.engine.container is not None and settings.engine.nccl.library is None:
+            yield Found(
+                node, "not looked at: libnccl is in the engine's image, and is looked at once a rank has loaded it.",
+                "Name one of this machine in engine.nccl.library to have it checked before a start.",
+                severity=Severity.SKIPPED,
+            )  # fmt: skip
+        elif library is None and why.startswith("no answer within") and why != _GAVE_UP:
             # The first time it is read whole, and a doctor in a hurry does not wait for that. A boot does.
             yield Found(
                 node, f"libnccl was not read: {why}.",
