@@ -52,6 +52,49 @@ def test_megabytes_a_second_are_turned_into_gigabits() -> None:
     assert rdma.parse(output(1024.0, unit="MiB/sec")).average_gbit_s == pytest.approx(8.589934592)
 
 
+SOFT_ROCE = """\
+ WARNING: BW peak won't be measured in this run.
+---------------------------------------------------------------------------------------
+                    RDMA_Write BW Test
+ Dual-port       : OFF\t\tDevice         : rocep1s0f0
+ Number of qps   : 1\t\tTransport type : IB
+ Connection type : RC\t\tUsing SRQ      : OFF
+ PCIe relax order: ON\t\tLock-free      : OFF
+ ibv_wr* API     : OFF\t\tUsing DDP      : OFF
+ TX depth        : 128
+ CQ Moderation   : 1
+ Mtu             : 4096[B]
+ Link type       : Ethernet
+ GID index       : 1
+ Max inline data : 0[B]
+ rdma_cm QPs\t : OFF
+ Data ex. method : Ethernet
+---------------------------------------------------------------------------------------
+ local address: LID 0000 QPN 0x0013 PSN 0xd7b2db RKey 0x0004ae VAddr 0x007fc9f0be6000
+ GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:41:12:01
+ remote address: LID 0000 QPN 0x0013 PSN 0xb086af RKey 0x00041e VAddr 0x007f306c4e7000
+ GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:41:12:02
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+{row}
+---------------------------------------------------------------------------------------
+"""
+"""perftest 25.01 over rdma_rxe in an emulated machine, 2026-11-30."""
+
+
+def test_what_perftest_printed_over_soft_roce_is_read() -> None:
+    text = SOFT_ROCE.replace("{row}", " 65536      739              0.00               0.13   \t\t     0.000245")
+    assert rdma.parse(text, 3) == rdma.Bandwidth("rocep1s0f0", 1, 4096, 0.13, None)
+
+
+def test_where_perftest_could_not_measure_its_clock_the_figure_is_what_it_counted() -> None:
+    text = SOFT_ROCE.replace("{row}", " 65536      520           0.000000            0.000000            0.000000")
+    assert rdma.parse(text, 3).average_gbit_s == pytest.approx(520 * 65536 * 8 / 3e9)
+    fast = text.replace("520 ", "550000 ")
+    assert rdma.parse(fast, 3).verdict is rdma.Verdict.GOOD
+    assert rdma.parse(text.replace("520 ", "0 "), 3).average_gbit_s == 0
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
