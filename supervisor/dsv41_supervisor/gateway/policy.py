@@ -8,27 +8,19 @@ the same as once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import Any
 
-Body = dict[str, Any]
+from . import thinking
+from .fields import BadRequest, Body, check_parts, count, flag, messages
+from .thinking import TIER_BUDGETS, read_effort
+
+__all__ = ["TIER_BUDGETS", "BadRequest", "Body", "read_effort"]
 
 COMPLETIONS_DEFAULT_TOKENS = 16
 """What `/v1/completions` gives when no limit is named. Source: OpenAI's API; protocol.py, sglang 0.5.23."""
-
-TIER_BUDGETS: Mapping[str, int] = {
-    "minimal": 50,
-    "low": 50,
-    "medium": 75,
-    "high": 75,
-    "xhigh": 75,
-    "max": 100,
-    "ultra": 100,
-}
-"""Effort tiers and the budget (1 to 100) V4.1 is told. Source: prompts rendered by deepseek-recipe 0.2.0."""
 
 ENGINE_ONLY = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room",  # make the engine connect elsewhere
@@ -41,17 +33,6 @@ ENGINE_ONLY = frozenset({
 _TOO_LONG = re.compile(
     r"maximum context length of (\d+) tokens.*?(\d+) tokens from the input messages", re.DOTALL
 )
-_MEDIA_PARTS = ("image_url", "video_url", "audio_url")
-_TRUE = frozenset({"true", "yes", "on", "1", "enabled", "adaptive", "auto"})
-_FALSE = frozenset({"false", "no", "off", "0", "disabled", "none"})
-
-
-class BadRequest(ValueError):
-    """The request cannot be served as it stands: 400, with the field and what to send instead."""
-
-    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.message, self.param, self.code = message, param, code
 
 
 class CapSource(StrEnum):
@@ -106,16 +87,16 @@ Policy = Callable[[Body, Limits], tuple[Body, Effective]]
 
 def chat(body: Body, limits: Limits) -> tuple[Body, Effective]:
     """`/v1/chat/completions`. The body given is not changed. Raises BadRequest."""
-    out = _common(body, limits)
-    out["messages"] = _messages(out.get("messages"))
-    thinking, effort = _reasoning(out, limits)
-    max_tokens, source = _cap(out, limits, ("max_completion_tokens", "max_tokens"), absent=limits.ceiling)
-    return out, Effective(_stream(out), max_tokens, source, thinking, effort)
+    out = common(body, limits)
+    out["messages"] = _messages(out)
+    thinks = template_thinking(out, limits)
+    max_tokens, source = cap(out, limits, ("max_completion_tokens", "max_tokens"), absent=limits.ceiling)
+    return out, Effective(flag(out, "stream"), max_tokens, source, thinks.on, thinks.budget)
 
 
 def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:
     """`/v1/completions`: no template, so no thinking. The body given is not changed. Raises BadRequest."""
-    out = _common(body, limits)
+    out = common(body, limits)
     if not out.get("prompt"):
         raise BadRequest(
             "prompt is missing or empty: send text, or a list of token ids.", "prompt", "missing_field"
@@ -125,8 +106,8 @@ def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:
         if limits.ceiling is None
         else min(COMPLETIONS_DEFAULT_TOKENS, limits.ceiling)
     )
-    max_tokens, source = _cap(out, limits, ("max_tokens",), absent=ceiling)
-    return out, Effective(_stream(out), max_tokens, source)
+    max_tokens, source = cap(out, limits, ("max_tokens",), absent=ceiling)
+    return out, Effective(flag(out, "stream"), max_tokens, source)
 
 
 def with_max_tokens(body: Body, max_tokens: int) -> Body:
@@ -134,7 +115,7 @@ def with_max_tokens(body: Body, max_tokens: int) -> Body:
     return body | {name: max_tokens for name in ("max_completion_tokens", "max_tokens") if name in body}
 
 
-def _common(body: Body, limits: Limits) -> Body:
+def common(body: Body, limits: Limits) -> Body:
     """A shallow copy without nulls, for this fleet's model; refuses what no user may send."""
     for name, value in body.items():
         if name in ENGINE_ONLY and value is not None:
@@ -151,154 +132,31 @@ def _common(body: Body, limits: Limits) -> Body:
     out["model"] = limits.served_model_name
     n = out.get("n")
     if n is not None:
-        out["n"] = _count(n, "n")
+        out["n"] = count(n, "n")
     return out
 
 
-def _stream(out: Body) -> bool:
-    stream = out.get("stream", False)
-    if not isinstance(stream, bool):
-        # The engine would take "true" for true and stream to a client that we answer in one piece.
-        raise BadRequest("stream is neither true nor false.", "stream")
-    return stream
+def template_thinking(out: Body, limits: Limits) -> thinking.Thinking:
+    """Reads every spelling, writes the one that the chat template is given."""
+    asked = thinking.take(out, limits.default_thinking, limits.default_effort)
+    out.pop("reasoning", None)
+    out["chat_template_kwargs"] |= asked.template_kwargs()
+    return asked
 
 
-def _messages(messages: object) -> list[Any]:
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest(
-            "messages is missing or empty: send at least one message.", "messages", "missing_field"
-        )
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: object, where: str) -> Body:
-    if not isinstance(message, dict):
-        raise BadRequest(f"{where} is not an object with role and content.", where)
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise BadRequest(f"{where}.role is missing or not a string.", f"{where}.role", "missing_field")
-    content = message.get("content")
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            _check_part(part, f"{where}.content[{i}]")
+def _messages(out: Body) -> list[Any]:
+    given = messages(out)
+    for i, message in enumerate(given):
+        check_parts(message.get("content"), f"messages[{i}].content")
     # V4.1's encoding has no developer role; OpenAI's clients mean the system prompt by it.
-    return message | {"role": "system"} if role.lower() == "developer" else message
+    return [m | {"role": "system"} if m["role"].lower() == "developer" else m for m in given]
 
 
-def _check_part(part: object, where: str) -> None:
-    """The engine would fetch any URL and open any path, with its own rights: only data inside the request."""
-    if not isinstance(part, dict):
-        raise BadRequest(f"{where} is not an object with a type.", where)
-    for kind in _MEDIA_PARTS:
-        media = part.get(kind)
-        if media is None:
-            continue
-        url = media.get("url") if isinstance(media, dict) else media
-        if not isinstance(url, str) or not url[:5].lower() == "data:":
-            raise BadRequest(
-                f"{where}.{kind} is not a data: URL. Nothing is fetched: send the content itself, base64.",
-                f"{where}.{kind}",
-                "unsupported_url",
-            )
-
-
-def _reasoning(out: Body, limits: Limits) -> tuple[bool, int | None]:
-    """Read every spelling, write `chat_template_kwargs.thinking` (and its twin) and at most one effort.
-
-    `thinking` wins over `enable_thinking`, which wins over `reasoning.enabled`, which wins over an effort.
-    Effort in chat_template_kwargs wins over `reasoning.effort`, which wins over `reasoning_effort`: the
-    engine's own order.
-    """
-    kwargs = dict(_object(out, "chat_template_kwargs"))
-    reasoning = _object(out, "reasoning")
-    nested = [(reasoning, name, "reasoning.") for name in ("effort", "reasoning_effort")]
-    efforts = [(kwargs, "reasoning_effort", "chat_template_kwargs."), *nested, (out, "reasoning_effort", "")]
-    effort: int | str | None = None
-    for holder, name, prefix in reversed(efforts):  # each is checked, the first one holds
-        if holder.get(name) is not None:
-            effort = read_effort(holder[name], prefix + name)
-    switches = [
-        (kwargs, "thinking", "chat_template_kwargs."), (out, "thinking", ""),
-        (kwargs, "enable_thinking", "chat_template_kwargs."), (out, "enable_thinking", ""),
-        (reasoning, "enabled", "reasoning."), (reasoning, "enable", "reasoning."),
-    ]  # fmt: skip
-    thinking: bool | None = None
-    for holder, name, prefix in reversed(switches):
-        if holder.get(name) is not None:
-            thinking = _switch(holder[name], prefix + name)
-    if effort is None:
-        effort = limits.default_effort
-    if thinking is None:
-        thinking = limits.default_thinking if effort is None else effort != "none"
-    for name in ("thinking", "enable_thinking", "reasoning", "reasoning_effort"):
-        out.pop(name, None)
-    kwargs.pop("reasoning_effort", None)
-    kwargs["thinking"] = kwargs["enable_thinking"] = thinking
-    budget = effort if isinstance(effort, int) and thinking else None
-    if budget is not None:
-        # Only here does the engine take a whole number from 1 to 100.
-        kwargs["reasoning_effort"] = budget
-    out["chat_template_kwargs"] = kwargs
-    return thinking, budget
-
-
-def _object(out: Body, name: str) -> Body:
-    value = out.get(name, {})
-    if not isinstance(value, dict):
-        raise BadRequest(f"{name} is not an object.", name)
-    return value
-
-
-def _switch(value: object, where: str) -> bool:
-    if isinstance(value, dict):  # {"type": "enabled", "budget_tokens": …}
-        value, where = value.get("type"), f"{where}.type"
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise BadRequest(f'{where} is neither on nor off: send true, false, or {{"type": "enabled"}}.', where)
-
-
-def read_effort(value: object, where: str) -> int | str:
-    """A budget from 1 to 100, or "none". Raises BadRequest."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word == "none":
-            return word
-        if word in TIER_BUDGETS:
-            return TIER_BUDGETS[word]
-        try:
-            value = float(word) if "." in word else int(word)
-        except ValueError:
-            value = None
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100:
-        return max(1, value)
-    if isinstance(value, float) and 0.0 <= value <= 0.99:
-        return max(1, round(value * 100))
-    raise BadRequest(
-        f"{where} is not an effort: send none, {', '.join(TIER_BUDGETS)}, a whole number from 1 to 100, "
-        "or a fraction from 0 to 0.99.",
-        where,
-    )
-
-
-def _count(value: object, where: str) -> int:
-    """A whole number from 1. The engine takes 0 for "no limit", "100" for 100 and true for 1."""
-    if isinstance(value, float) and isfinite(value) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadRequest(f"{where} is not a whole number from 1 up.", where)
-    return value
-
-
-def _cap(
+def cap(
     out: Body, limits: Limits, names: tuple[str, ...], absent: int | None
 ) -> tuple[int | None, CapSource]:
     """Fill in or clamp the token limit. The first name given wins; all of `names` carry the result."""
-    asked = [_count(out[name], name) for name in names if name in out]
+    asked = [count(out[name], name) for name in names if name in out]
     ceiling = limits.ceiling
     if not asked:
         max_tokens, source = absent, CapSource.NONE if absent is None else CapSource.FILLED
