@@ -2,7 +2,8 @@
 # switch` changes it later. Written to a USB stick or straight to the drive, it grows to the size it finds.
 #
 # The file is `nixos.img` in the result: what NixOS's own builder calls a raw disk (nixos/lib/make-disk-image.nix,
-# `baseName`). No weights and no keys are in it. `modules` is where people get in (users, ssh keys); without them nobody can.
+# `baseName`). No weights and no keys are in it. `modules` is where people get in (users, ssh keys); without them nobody
+# can.
 { self, nixpkgs, ... }:
 {
   fleet,
@@ -10,36 +11,11 @@
   modules ? [ ],
 }:
 let
-  disk =
-    { config, lib, ... }:
-    {
-      fileSystems."/" = {
-        device = "/dev/disk/by-label/nixos";
-        fsType = "ext4";
-        autoResize = true;
-      };
-      fileSystems."/boot" = {
-        device = "/dev/disk/by-label/ESP";
-        fsType = "vfat";
-      };
-      boot.growPartition = true;
-      boot.loader.systemd-boot.enable = true;
-      # The firmware finds a disk's default loader by itself; its variables are not ours to fill.
-      boot.loader.efi.canTouchEfiVariables = false;
-      # Without the first a Spark does not see the stick that it boots from (graham33/nixos-dgx-spark#7).
-      boot.initrd.availableKernelModules = [
-        "xhci_plat_hcd"
-        "usb_storage"
-        "uas"
-        "nvme"
-      ];
-      system.stateVersion = lib.mkDefault "26.05";
-    };
   systems = self.lib.fleet {
     inherit fleet;
     modules = [
       self.nixosModules.spark-hardware
-      disk
+      self.nixosModules.image-disk
     ]
     ++ modules;
   };
@@ -55,8 +31,8 @@ import "${nixpkgs}/nixos/lib/make-disk-image.nix" {
   format = "raw";
   partitionTableType = "efi";
   diskSize = "auto";
-  # Holds kernel and initrd of every generation that a rollback can boot, and can't grow later as the root does. Twice what
-  # nixos-dgx-spark takes (512 MiB); the builder's own 256 MiB would be full after few (guess; never measured).
+  # Holds kernel and initrd of every generation that a rollback can boot, and cannot grow later as the root does. Twice
+  # what nixos-dgx-spark takes (512 MiB); the builder's own 256 MiB would be full after few (guess; never measured).
   bootSize = "1G";
   # A fleet is built from its flake, which names its own nixpkgs; half a gigabyte of sources would never be read.
   copyChannel = false;

@@ -31,4 +31,7 @@
       # NVIDIA's driver and CUDA; nothing else that is unfree is built here.
       nixpkgs.config.allowUnfree = lib.mkDefault true;
     };
+
+  # With lib.image: what `nixos-rebuild switch` needs to know of the disk.
+  image-disk = ./image-disk.nix;
 }

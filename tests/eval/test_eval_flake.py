@@ -43,7 +43,7 @@ def test_flake_show_lists_the_packages_of_both_systems(nix: Nix) -> None:
 def test_flake_shows_what_people_use_by_name(nix: Nix) -> None:
     done = nix.flake(["flake", "show", "path:."], "--json", "--all-systems")
     shown = json.loads(done.stdout)
-    assert sorted(shown["nixosModules"]) == ["default", "modules", "spark-hardware"]
+    assert sorted(shown["nixosModules"]) == ["default", "image-disk", "modules", "spark-hardware"]
     assert sorted(shown["nixosConfigurations"]) == sorted(
         f"{fleet}-spark{n}" for fleet, size in (("triangle-3", 3), ("switched-4", 4), ("ring-4", 4))
         for n in range(1, size + 1)

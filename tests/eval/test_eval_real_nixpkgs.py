@@ -99,7 +99,10 @@ def test_nixos_takes_the_image_and_calls_its_file_as_the_readme_does(nix: Nix, n
                 }};
             }};
             image = import {nix.source}/nix/image.nix {{
-              self = {{ nixosModules.spark-hardware = {{ }}; lib = {{ inherit fleet; }}; }};
+              self = {{
+                nixosModules = {{ spark-hardware = {{ }}; image-disk = {nix.source}/nix/image-disk.nix; }};
+                lib = {{ inherit fleet; }};
+              }};
               nixpkgs = {{ outPath = "{nixpkgs}"; lib = real; }};
             }};
             made = image {{ fleet = {REPOSITORY}/tests/fleets/triangle-3.nix; node = "spark1"; }};

@@ -63,6 +63,18 @@ in
     networking.hostName = option types.str "nixos";
     networking.dhcpcd.denyInterfaces = option (types.listOf types.str) [ ];
     networking.networkmanager.unmanaged = option (types.listOf types.str) [ ];
+    networking.defaultGateway = option (types.nullOr types.str) null;
+    networking.nameservers = option (types.listOf types.str) [ ];
+    networking.interfaces = option (types.attrsOf (
+      types.submodule {
+        options.ipv4.addresses = option (types.listOf (
+          types.submodule {
+            options.address = mkOption { type = types.str; description = "As in NixOS."; };
+            options.prefixLength = mkOption { type = types.int; description = "As in NixOS."; };
+          }
+        )) [ ];
+      }
+    )) { };
     networking.nftables.enable = option types.bool false;
     networking.firewall = {
       allowedTCPPorts = option (types.listOf types.port) [ ];
@@ -73,6 +85,8 @@ in
     security.polkit.enable = option types.bool false;
     security.polkit.extraConfig = option types.lines "";
 
+    nix.settings.experimental-features = option (types.listOf types.str) [ ];
+    services.openssh.enable = option types.bool false;
     services.nfs.server.enable = option types.bool false;
     services.nfs.server.exports = option types.lines "";
     services.nfs.settings = option (types.attrsOf attrsOfAtoms) { };
@@ -84,6 +98,7 @@ in
           group = option types.str "";
           extraGroups = option (types.listOf types.str) [ ];
           description = option types.str "";
+          openssh.authorizedKeys.keys = option (types.listOf types.str) [ ];
         };
       }
     )) { };
