@@ -47,8 +47,8 @@ def first_key(path: Path) -> str:
         ) from None  # fmt: skip
     for line in lines:
         name, _, key = line.strip().partition(":")
-        if name and not name.startswith("#") and key and not key.startswith("sha256:"):
-            return key
+        if name and not name.startswith("#") and key.strip() and not key.strip().startswith("sha256:"):
+            return key.split()[0]  # its limits may follow
     raise Dsv41Error(
         f"{path} holds no plain key.",
         stage=Stage.GATEWAY,

@@ -92,7 +92,8 @@ def test_what_an_operator_needs_stays(line: str) -> None:
 
 def test_a_node_knows_its_own_secrets(tmp_path: Path) -> None:
     document = good()
-    files = {"fleet-key": "f" * 40 + "\n", "api-keys": "# people\nalice:plain-key-of-alice\nbob:sha256:abcdef0123\n",
+    files = {"fleet-key": "f" * 40 + "\n", "api-keys": "# people\nalice:plain-key-of-alice\nbob:sha256:abcdef0123\n"
+             "carol: plain-key-of-carol requests=4\ndave:sha256:\n",
              "hook": "https://chat.example/in/T00/B00/shhh\n"}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -100,8 +101,8 @@ def test_a_node_knows_its_own_secrets(tmp_path: Path) -> None:
     document["gateway"] = {"keys_file": str(tmp_path / "api-keys")}
     document["alerts"] = {"webhook_url_file": str(tmp_path / "hook")}
     redactor = Redactor(secrets_of(parse(json.dumps(document)), "spark1"))
-    said = redactor.text(f"x{'f' * 40}y plain-key-of-alice, abcdef0123; https://chat.example/in/T00/B00/shhh")
-    assert said == f"x{GONE}y {GONE}, {GONE}; {GONE}"
+    said = redactor.text(f"x{'f' * 40}y plain-key-of-alice, abcdef0123, plain-key-of-carol; https://chat.example/in/T00/B00/shhh")
+    assert said == f"x{GONE}y {GONE}, {GONE}, {GONE}; {GONE}"
 
 
 def test_secret_files_that_cannot_be_read_are_left_out() -> None:

@@ -14,6 +14,7 @@ EXAMPLES = {
     "logs": "dsv41 logs spark2 --lines 200",
     "incident": "dsv41 incident show",
     "smoke": "dsv41 smoke --prompt 'What is 19 + 23?'",
+    "key": "dsv41 key new laptop requests=4 effort=low",
     "pack": "dsv41 pack --verify --sample 8",
     "adapters": "dsv41 adapters --json",
     "check-config": "dsv41 check-config settings.json",

@@ -19,9 +19,12 @@ from .answers import Failure, bad_request, internal, not_found, not_ready, unaut
 from .config import GatewayConfig
 from .forward import Forwarder, Job, encode
 from .keys import ANYONE, Caller, KeyFile, presented_key
+from .limits import estimated_tokens
+from .meters import Meters
 from .metrics import Metrics
 from .policy import Body, Policy
 from .readiness import Readiness
+from .refuse import Refuse
 from .running import Running
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,14 +39,6 @@ _KEYLESS = frozenset({"/health", "/ready"})
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
 quiet.setLevel(logging.CRITICAL + 1)
-
-
-class Refuse(Exception):
-    """Answer with this failure."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.code)
-        self.failure = failure
 
 
 class Gateway:
@@ -63,6 +58,7 @@ class Gateway:
         self._forwarder = forwarder
         self._running = running
         self._metrics = metrics
+        self._meters = Meters()
         self._readiness = readiness
         self._started_at = int(time.time())
         self._document = openapi.document()
@@ -182,23 +178,26 @@ class Gateway:
 
     def _generate(self, path: str, rules: Policy) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._require_ready()  # before the body: nobody uploads for a 503
-            job = await self._job(request, rules)
-            now = self._require_ready()
-            # No await between this look and the ticket: a boot that ends from now on ends this request.
-            ticket = self._running.open(now.boot)
-            job.url = f"{now.upstream}{path}"
-            job.headers = {"x-dsv41-boot": now.boot or ""}
-            if job.effective.stream:
-                return await self._forwarder.stream(request, job, ticket)
-            return await self._forwarder.whole(job, ticket)
+            with self._meters.request(request[CALLER], self._config.limits.served_model_name) as use:
+                self._require_ready()  # before the body: nobody uploads for a 503
+                job = await self._job(request, rules)
+                use.tokens(estimated_tokens(len(job.encoded)))
+                now = self._require_ready()
+                # No await between this look and the ticket: a boot that ends from now on ends this request.
+                ticket = self._running.open(now.boot)
+                job.url = f"{now.upstream}{path}"
+                job.headers = {"x-dsv41-boot": now.boot or ""}
+                if job.effective.stream:
+                    return await self._forwarder.stream(request, job, ticket)
+                return await self._forwarder.whole(job, ticket)
 
         return handle
 
     async def _job(self, request: web.Request, rules: Policy) -> Job:
         """The request, read and normalised; the job alone holds it, until the engine has it."""
+        limits = request[CALLER].limits.narrow(self._config.limits)
         try:
-            body, effective = rules(parse(await self._body(request)), self._config.limits)
+            body, effective = rules(parse(await self._body(request)), limits)
             return Job(body, encode(body), effective)
         except policy.BadRequest as bad:
             raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None

@@ -1,4 +1,7 @@
-"""API keys: a file of `name:key` lines, reloaded on change, held as hashes, compared in constant time."""
+"""API keys: a file of `name:key` lines, reloaded on change, held as hashes, compared in constant time.
+
+Behind a key may stand what it is limited to: `me:sha256:<digits> requests=4 tokens_per_minute=200000`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 
 from ..errors import Dsv41Error, Stage
 from ..journal import log
+from .limits import NO_LIMITS, KeyLimits, parse_options
 
 MAX_FILE_BYTES = 1 << 20
 MIN_KEY_CHARS = 16
@@ -20,14 +24,23 @@ MIN_KEY_CHARS = 16
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 _HEX = re.compile(r"^[0-9a-fA-F]{64}$")
-_MAKE_ONE = "openssl rand -hex 32"
+_MAKE_ONE = "dsv41 key new NAME"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from. Limits of a key belong here."""
+    """Who a request comes from, and what its key is limited to."""
 
     name: str
+    limits: KeyLimits = NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the key file."""
+
+    hashed: bytes
+    limits: KeyLimits
 
 
 ANYONE = Caller("anyone")
@@ -38,15 +51,20 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def parse(text: str, source: str) -> dict[str, bytes]:
-    """Names and key hashes. Raises Dsv41Error with the line number, never with the key."""
-    keys: dict[str, bytes] = {}
+def is_name(name: str) -> bool:
+    return _NAME.match(name) is not None
+
+
+def parse(text: str, source: str) -> dict[str, Entry]:
+    """The keys by name. Raises Dsv41Error with the line number, never with the key."""
+    keys: dict[str, Entry] = {}
+    hashes: set[bytes] = set()
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
-        name, colon, key = (part.strip() for part in line.partition(":"))
-        if not colon or not _NAME.match(name):
+        name, colon, rest = (part.strip() for part in line.partition(":"))
+        if not colon or not is_name(name):
             raise _refused(
                 f"{source} line {number} is not `name:key`.",
                 "A name has letters, digits, dots, dashes; write name:key or name:sha256:<64 hex digits>.",
@@ -55,35 +73,40 @@ def parse(text: str, source: str) -> dict[str, bytes]:
             raise _refused(
                 f"{source} line {number} names {name} a second time.", "Give each key its own name."
             )
-        hashed = _hash_of(key, f"{source} line {number} ({name})")
-        if hashed in keys.values():
+        entry = _entry(rest, f"{source} line {number} ({name})")
+        if entry.hashed in hashes:
             raise _refused(
                 f"{source} line {number} ({name}) repeats another name's key.", f"Make one: {_MAKE_ONE}."
             )
-        keys[name] = hashed
+        hashes.add(entry.hashed)
+        keys[name] = entry
     if not keys:
-        raise _refused(f"{source} holds no key.", f'Add one: echo "me:$({_MAKE_ONE})" >> {source}.')
+        raise _refused(f"{source} holds no key.", f"Add one: {_MAKE_ONE}.")
     return keys
 
 
-def _hash_of(key: str, where: str) -> bytes:
-    if key.startswith("sha256:"):
-        digits = key.removeprefix("sha256:").strip()
-        if not _HEX.match(digits):
+def _entry(rest: str, where: str) -> Entry:
+    key, *options = rest.removeprefix("sha256:").split() or [""]
+    if rest.startswith("sha256:"):
+        if not _HEX.match(key):
             raise _refused(
                 f"{where} has sha256: without 64 hex digits.", "printf %s KEY | sha256sum gives them."
             )
-        return bytes.fromhex(digits)
-    if len(key) < MIN_KEY_CHARS or any(c.isspace() for c in key):
+        hashed = bytes.fromhex(key)
+    elif len(key) < MIN_KEY_CHARS:
         raise _refused(
-            f"{where} has a key shorter than {MIN_KEY_CHARS} characters or with spaces.",
-            f"Make one: {_MAKE_ONE}.",
+            f"{where} has a key shorter than {MIN_KEY_CHARS} characters.", f"Make one: {_MAKE_ONE}."
         )
-    return digest(key)
+    else:
+        hashed = digest(key)
+    try:
+        return Entry(hashed, parse_options(options))
+    except ValueError as error:
+        raise _refused(f"{where} has {error}.", "A key has no spaces; limits follow it, as name=value.") from None
 
 
-def read(path: Path) -> tuple[dict[str, bytes], tuple[int, ...]]:
-    """Names and key hashes, and the file's stamp. Raises Dsv41Error; warns when a group may read it."""
+def read(path: Path) -> tuple[dict[str, Entry], tuple[int, ...]]:
+    """The keys by name, and the file's stamp. Raises Dsv41Error; warns when a group may read it."""
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -91,9 +114,7 @@ def read(path: Path) -> tuple[dict[str, bytes], tuple[int, ...]]:
                 raise _refused(f"{path} is not a file.", "Name the keys file in gateway.keys_file.")
             content = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        hint = (
-            f'Make it: (umask 077; echo "me:$({_MAKE_ONE})" > {path}), or name another in gateway.keys_file.'
-        )
+        hint = f"Make it: {_MAKE_ONE} (as root), or name another in gateway.keys_file."
         raise _refused(f"the API key file {path} does not exist.", hint) from None
     except OSError as error:
         hint = "The gateway's user must be able to read it; under systemd it is a LoadCredential= file."
@@ -129,6 +150,7 @@ class KeyFile:
         """Raises Dsv41Error when the file cannot be used."""
         self.path = path
         self._keys, self._stamp = read(path)
+        self._hashes = {name: entry.hashed for name, entry in self._keys.items()}
         self._bad: object = None
 
     @property
@@ -138,7 +160,8 @@ class KeyFile:
     def who(self, presented: str) -> Caller | None:
         """The caller with this key, or None."""
         self._reload()
-        return match(self._keys, digest(presented))
+        name = match(self._hashes, digest(presented))
+        return Caller(name, self._keys[name].limits) if name is not None else None
 
     def _reload(self) -> None:
         try:
@@ -153,17 +176,18 @@ class KeyFile:
             self._bad = stamp
             log.warning("%s The last good keys (%d) stay in force.", error, len(self._keys))
         else:
+            self._hashes = {name: entry.hashed for name, entry in self._keys.items()}
             self._bad = None
             log.info("read %s again: %d keys (%s)", self.path, len(self._keys), ", ".join(self._keys))
 
 
-def match(keys: Mapping[str, bytes], presented: bytes) -> Caller | None:
+def match(keys: Mapping[str, bytes], presented: bytes) -> str | None:
     """Compares with every key, in constant time each and without an early exit: the time tells nothing."""
     found: str | None = None
     for name, known in keys.items():
         if hmac.compare_digest(known, presented):
             found = name
-    return Caller(found) if found is not None else None
+    return found
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

@@ -107,5 +107,5 @@ def secrets_of(settings: Settings, node: str) -> list[str]:
                 found.append(line)
                 name, colon, key = line.partition(":")
                 if colon and not key.startswith("//"):
-                    found.append(key.removeprefix("sha256:"))
+                    found += key.strip().removeprefix("sha256:").split()[:1]  # limits may follow
     return found

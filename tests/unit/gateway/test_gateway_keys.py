@@ -12,6 +12,7 @@ import pytest
 from dsv41_supervisor.errors import Dsv41Error, Exit
 from dsv41_supervisor.gateway import keys
 from dsv41_supervisor.gateway.keys import KeyFile
+from dsv41_supervisor.gateway.limits import KeyLimits
 
 ONE = "one-key-0123456789abcdef"
 TWO = "two-key-0123456789abcdef"
@@ -46,6 +47,16 @@ def test_plain_and_hashed_keys_are_known_by_name(file: Path) -> None:
         assert known.who(wrong) is None
 
 
+def test_limits_stand_behind_a_key_plain_or_hashed_and_change_with_the_file(file: Path) -> None:
+    hashed = hashlib.sha256(TWO.encode()).hexdigest()
+    write(file, f"me: {ONE} requests=2  effort=low\nother:sha256:{hashed} models=b,a max_tokens=100\n")
+    known = KeyFile(file)
+    assert known.who(ONE) == keys.Caller("me", KeyLimits(requests=2, effort=50))
+    assert known.who(TWO) == keys.Caller("other", KeyLimits(models=frozenset("ab"), max_tokens=100))
+    write(file, f"me:{ONE} requests=30\n")
+    assert known.who(ONE) == keys.Caller("me", KeyLimits(requests=30)) and known.who(TWO) is None
+
+
 def test_keys_are_held_as_hashes_only(file: Path) -> None:
     assert ONE not in repr(vars(KeyFile(file))) and TWO not in repr(vars(KeyFile(file)))
 
@@ -62,8 +73,7 @@ def test_each_key_is_compared_in_constant_time_without_an_early_exit(monkeypatch
     monkeypatch.setattr(keys.hmac, "compare_digest", counting)
     for key, name in (("key-0-0123456789abcdef", "k0"), ("key-4-0123456789abcdef", "k4"), ("wrong", None)):
         compared.clear()
-        caller = keys.match(held, keys.digest(key))
-        assert (caller.name if caller else None) == name
+        assert keys.match(held, keys.digest(key)) == name
         assert [a for a, _ in compared] == list(held.values())
         assert {len(b) for _, b in compared} == {32}
 
@@ -80,6 +90,13 @@ def test_each_key_is_compared_in_constant_time_without_an_early_exit(monkeypatch
         ("me:\n", "line 1 (me) has a key shorter than 16 characters"),
         ("me:sha256:123\n", "line 1 (me) has sha256: without 64 hex digits"),
         (f"a b:{ONE}\n", "line 1 is not `name:key`"),
+        (f"# x\n\nme:{ONE} requests=0\n", "line 3 (me) has requests= without a whole number from 1"),
+        (f"me:{ONE} requests=4 requests=5\n", "line 1 (me) has requests= twice"),
+        (f"me:{ONE} tokens_per_minute=1e9\n", "line 1 (me) has tokens_per_minute= without a whole number"),
+        (f"me:{ONE} effort=much\n", "line 1 (me) has effort= without none, low, high"),
+        (f"me:{ONE} models=,\n", "line 1 (me) has models= without a name"),
+        (f"me:{ONE} {TWO}\n", "line 1 (me) has something behind its key that is none of requests="),
+        (f"me:{ONE} limit={TWO}\n", "line 1 (me) has something behind its key that is none of requests="),
     ],
 )
 def test_a_file_that_is_no_key_file_is_refused_by_line_and_never_shows_a_key(
@@ -99,7 +116,7 @@ def test_a_missing_file_is_refused_with_the_command_that_makes_it(tmp_path: Path
     with pytest.raises(Dsv41Error) as refused:
         KeyFile(path)
     assert f"the API key file {path} does not exist" in str(refused.value)
-    assert f'echo "me:$(openssl rand -hex 32)" > {path}' in str(refused.value)
+    assert "dsv41 key new NAME" in str(refused.value)
 
 
 def test_a_file_that_everybody_can_read_is_refused(file: Path) -> None:

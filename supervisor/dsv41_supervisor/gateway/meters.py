@@ -1,0 +1,71 @@
+"""The keys' meters: counts each request of a caller in and out, and refuses what is over its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import ceil
+
+from .answers import Failure
+from .keys import Caller
+from .limits import Exceeded, Meter
+from .refuse import Refuse
+
+
+class Use:
+    """One request's share of its key's tokens: an estimate at first, then what the engine counted."""
+
+    def __init__(self, charge: Callable[[float], None]) -> None:
+        self._charge = charge
+        self._charged = 0.0
+
+    def tokens(self, tokens: float) -> None:
+        """What this request has used as far as known; replaces what was said before."""
+        self._charge(tokens - self._charged)
+        self._charged = tokens
+
+
+class Meters:
+    """By the name of the key. Names come from the key file alone, so there are never many."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.by_name: dict[str, Meter] = {}
+        self.refused: Counter[tuple[str, str]] = Counter()
+        """By the key's name and the limit's."""
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def request(self, caller: Caller, model: str) -> Iterator[Use]:
+        """Raises Refuse: 403 for another model, 429 with the limit's name and when there is room again."""
+        limits = caller.limits
+        if not limits.allows(model):
+            self.refused[caller.name, "models"] += 1
+            raise Refuse(_other_model(caller, model))
+        meter = self.by_name.setdefault(caller.name, Meter())
+        exceeded = meter.enter(limits, self._clock())
+        if exceeded is not None:
+            self.refused[caller.name, exceeded.limit] += 1
+            raise Refuse(_over(caller, exceeded))
+        try:
+            yield Use(lambda tokens: meter.charge(limits, tokens, self._clock()))
+        finally:
+            meter.leave()
+
+
+def _over(caller: Caller, exceeded: Exceeded) -> Failure:
+    again_s = max(1, ceil(exceeded.retry_after_s))
+    message = (
+        f"The key {caller.name} is at its limit {exceeded.limit}={exceeded.allowed}. "
+        f"Try again in {again_s} s, or ask the operator for a higher limit."
+    )
+    return Failure(
+        429, message, "rate_limit_error", "rate_limit_exceeded", exceeded.limit, exceeded.retry_after_s
+    )
+
+
+def _other_model(caller: Caller, model: str) -> Failure:
+    allowed = ", ".join(sorted(caller.limits.models or ()))
+    message = f"The key {caller.name} is for {allowed}; this fleet serves {model}. Ask the operator."
+    return Failure(403, message, "permission_error", "model_not_allowed", "model")

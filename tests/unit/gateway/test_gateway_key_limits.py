@@ -1,0 +1,136 @@
+"""Limits of keys, as a client meets them: on real sockets, in front of the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from tests.unit.gateway.conftest import KEY, MODEL, bearer
+
+OTHER = "another-key-of-the-tests-987654"
+
+pytestmark = pytest.mark.asyncio
+
+
+async def refusal(fleet: Any, status: int, key: str = KEY, **body: Any) -> tuple[dict[str, Any], Any]:
+    async with fleet.post(key=key, **body) as response:
+        assert response.status == status, await response.text()
+        return (await response.json())["error"], response.headers
+
+
+async def test_a_key_at_its_limit_of_requests_is_told_so_and_other_keys_are_not(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} requests=2\nyou:{OTHER}\n")
+    fleet.engine.behave = fleet.engine.hangs
+    running = [asyncio.create_task(refusal_free(fleet, stream)) for stream in (True, False)]
+    await fleet.until(lambda: len(fleet.engine.seen) == 2)
+    error, headers = await refusal(fleet, 429)
+    assert error["code"] == "rate_limit_exceeded" and error["param"] == "requests"
+    assert error["message"].startswith("The key me is at its limit requests=2. Try again in 2 s")
+    assert headers["Retry-After"] == "2"
+    fleet.engine.release.set()
+    assert await refusal_free(fleet, False, OTHER) == 200
+    assert await asyncio.gather(*running) == [200, 200]
+    assert await refusal_free(fleet, False) == 200
+
+
+async def refusal_free(fleet: Any, stream: bool, key: str = KEY) -> int:
+    async with fleet.post(key=key, stream=stream) as response:
+        await response.read()
+        return int(response.status)
+
+
+async def test_a_client_that_left_gives_its_place_back(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} requests=1\n")
+    fleet.engine.behave = fleet.engine.hangs
+    for n in range(3):
+        asked = asyncio.create_task(refusal_free(fleet, False))
+        await fleet.until(lambda n=n: len(fleet.engine.seen) == n + 1)
+        asked.cancel()
+        await fleet.until(lambda n=n: fleet.engine.left == n + 1)
+    fleet.engine.release.set()
+    await until_status(fleet, 200)
+
+
+async def until_status(fleet: Any, status: int) -> None:
+    async with asyncio.timeout(5):
+        while await refusal_free(fleet, False) != status:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_refused_request_and_a_broken_one_take_no_place(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} requests=1\n")
+    for _ in range(3):
+        await refusal(fleet, 400, messages="no")
+    fleet.supervisor.lose_rank()
+    await fleet.until_ready(False)
+    for _ in range(3):
+        await refusal(fleet, 503)
+    fleet.supervisor.say(ready=True, state="serving", boot="boot-2", reason=None)
+    await fleet.until_ready()
+    assert await refusal_free(fleet, False) == 200
+
+
+async def test_tokens_a_minute_are_bounded_and_retry_after_says_until_when(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} tokens_per_minute=1000\n")
+    text = "word " * 4000  # some 5000 tokens by its bytes: all that is left, and 4 minutes more
+    assert (await ask(fleet, text)) == 200
+    error, headers = await refusal(fleet, 429)
+    assert error["param"] == "tokens_per_minute" and "tokens_per_minute=1000" in error["message"]
+    assert 200 < int(headers["Retry-After"]) < 300
+    # A limit that was raised holds at once.
+    fleet.keys_file.write_text(f"me:{KEY} tokens_per_minute=900000\n")
+    assert await refusal_free(fleet, False) == 200
+
+
+async def ask(fleet: Any, text: str) -> int:
+    async with fleet.post(messages=[{"role": "user", "content": text}]) as response:
+        return int(response.status)
+
+
+async def test_a_key_for_other_models_is_refused_by_name(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} models=small,tiny\nyou:{OTHER} models=tiny,{MODEL}\n")
+    error, _ = await refusal(fleet, 403)
+    assert error["code"] == "model_not_allowed" and error["param"] == "model"
+    assert error["message"] == f"The key me is for small, tiny; this fleet serves {MODEL}. Ask the operator."
+    assert await refusal_free(fleet, False, OTHER) == 200
+
+
+async def test_defaults_and_the_cap_of_a_key_hold_and_are_told(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} max_tokens=100 effort=low\nyou:{OTHER}\n")
+    for body, tokens, effort in (
+        ({}, "100", "50"), ({"max_tokens": 7}, "7", "50"), ({"max_tokens": 101}, "100", "50"),
+        ({"reasoning_effort": "high"}, "100", "75"),
+    ):  # fmt: skip
+        async with fleet.post(**body) as response:
+            assert response.headers["x-dsv41-max-tokens"] == tokens
+            assert response.headers["x-dsv41-effort"] == effort
+    async with fleet.post(key=OTHER) as response:
+        assert response.headers["x-dsv41-max-tokens"] == "32768"
+        assert response.headers["x-dsv41-thinking"] == "off"
+    assert fleet.engine.seen[0][2]["max_completion_tokens"] == 100
+
+
+async def test_no_log_holds_a_key_a_prompt_or_an_answer(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    fleet = await start(key_lines=f"me:{KEY} requests=1 models={MODEL}\n")
+    secret = "the-secret-of-this-prompt"
+    for body in ({}, {"stream": True}, {"tools": secret}, {"max_tokens": secret}, {"thinking": secret}):
+        async with fleet.post(messages=[{"role": "user", "content": secret}], **body) as response:
+            await response.read()
+    fleet.engine.behave = fleet.engine.dies
+    async with fleet.post(messages=[{"role": "user", "content": secret}], stream=True) as response:
+        await response.read()
+    async with fleet.http.post(
+        fleet.url + "/v1/chat/completions", data=f'{{"x": "{secret}', headers=bearer(KEY)
+    ) as response:
+        await response.read()
+    fleet.keys_file.write_text(f"me:{KEY} {OTHER}\n")
+    async with fleet.post(key=OTHER, messages=[{"role": "user", "content": secret}]) as response:
+        assert response.status == 401
+    assert "line 1 (me)" in caplog.text  # the refused line was told
+    # asyncio tells of a slow callback by its repr; nothing else may say anything of a request.
+    for forbidden in (KEY, OTHER, secret, "vierzig"):
+        assert forbidden not in caplog.text
