@@ -16,6 +16,8 @@ from .fleet_facts import ANSWERS, DEEP, Answer, DeepFacts, Ran, Traffic
 
 SKEW_S = 1.0
 """Leases and logs stand half a second; certificates and tokens more. No report of harm was found (facts: users §2)."""
+SLOW_PING_MS = 100.0
+"""Over a cable a ping takes some hundredths of a millisecond. A machine under load makes it longer; this is a guess."""
 CLOCK_FRACTION = 0.9
 """A node whose SM clock under load is below this share of the fleet's median is named. Source: users M7."""
 
@@ -170,7 +172,7 @@ def _failed(fleet: Mapping[str, DeepFacts], test: str, like: Traffic) -> bool:
 
 
 @check("deep-neighbour", kind=DEEP, severity=Severity.REFUSAL,
-       what="With --deep: each rail's neighbour answers small pings, so that RDMA does not meet a cold address.",
+       what="With --deep: each rail's neighbour answers small pings, and soon: RDMA does not wait for a cold address.",
        source="users F9")  # fmt: skip
 def _warm_up(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
     for one in _traffic(fleet, "warm-up"):
@@ -181,6 +183,12 @@ def _warm_up(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Fou
                 one, f"{one.problem}.",
                 f"Run ip neigh show, ip route get and ip -d link on {one.source} and {one.target}; see the other "
                 "findings about this rail.",
+            )  # fmt: skip
+        elif one.figure is not None and one.figure > SLOW_PING_MS:
+            yield _found(
+                one, f"the quickest answer to a small ping took {one.figure:.0f} ms, expected less than 1.",
+                f"Something holds packets back: look at tc qdisc show, pause frames (ethtool -S) and the load of "
+                f"{one.source} and {one.target}.", Severity.WARNING,
             )  # fmt: skip
 
 

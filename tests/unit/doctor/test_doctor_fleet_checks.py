@@ -72,6 +72,13 @@ def one(test: str, **result: Any) -> Traffic:
     return Traffic(test=test, rail="ab", source="spark1", target="spark2", **result)
 
 
+def test_a_neighbour_that_answers_late_is_a_warning_with_the_time() -> None:
+    assert sent(one("warm-up", figure=0.02)) == []
+    (found,) = sent(one("warm-up", figure=303.2))
+    assert (found.check, found.node, found.rail) == ("deep-neighbour", "spark1", "ab")
+    assert found.severity is Severity.WARNING and "took 303 ms" in found.what
+
+
 def test_good_traffic_is_no_finding() -> None:
     assert (
         sent(
