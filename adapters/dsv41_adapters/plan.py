@@ -49,6 +49,8 @@ class RankPlan:
     """Settings of each adapter asked for; one that is not here is off."""
     rows: RowsPlan | None
     checkpoint: CheckpointPlan | None = None
+    launch: str | None = None
+    """Fingerprint of what chooses kernels: equal on all ranks and over boots of one configuration."""
 
 
 def read_plan(path: Path) -> RankPlan:
@@ -58,7 +60,7 @@ def read_plan(path: Path) -> RankPlan:
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']}, expected {FORMAT}")
         rows = None if raw["rows"] is None else RowsPlan(**raw["rows"])
-        model = raw.get("checkpoint")
+        model, launch = raw.get("checkpoint"), raw.get("launch")
         plan = RankPlan(
             node=str(raw["node"]),
             rank=int(raw["rank"]),
@@ -68,6 +70,7 @@ def read_plan(path: Path) -> RankPlan:
             adapters=dict(raw["adapters"]),
             rows=rows,
             checkpoint=None if model is None else CheckpointPlan(**model),
+            launch=None if launch is None else str(launch),
         )
     except OSError as error:
         raise PlanUnreadable(

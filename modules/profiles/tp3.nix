@@ -58,6 +58,11 @@ in
     adapters.tp_pad = mkDefault { };
     # The recipes pin a revision whose effort tiers mean other budgets than those that prompts are rendered with.
     adapters.encoding_check = mkDefault { };
+    # Freed smaller buffers of the indexer never serve the next larger one: 8 GiB reserved with nothing live after 64
+    # chunks of 2048 tokens (the TP3 source, by a synthetic test). 8192 is the number of both sources.
+    adapters.prefill_empty_cache.context_tokens = mkDefault 8192;
+    # Without it SGLang loads what was tuned for other flags (both sources).
+    adapters.autotune_keep = mkDefault { };
     pack.ways = mkDefault 16;
   };
 }

@@ -20,6 +20,8 @@ PLANS = {profile: read_plan(golden_file(profile, 0).read_text()) for profile in 
 FOUR = parse((DIRECTORY / "tp4.settings.json").read_text())
 UNDER_ANOTHER_NAME: dict[str, Callable[[Settings], object]] = {
     "DSV41_ENGRAM_PREFETCH": lambda s: int(s.adapters_asked["engram_nvme"]["prefetch"]),
+    "DSV41_PREFILL_EMPTY_CACHE_TOKENS": lambda s: s.adapters_asked["prefill_empty_cache"]["context_tokens"],
+    "DSV41_AUTOTUNE_KEEP": lambda s: int("autotune_keep" in s.adapters_asked),
     "DSV41_CACHE_GIB": lambda s: s.pack.cache_bytes >> 30,
     "DSV41_CACHE_WAYS": lambda s: s.pack.ways,
     "DSV41_TP_PAD": lambda s: int("tp_pad" in s.adapters_asked),

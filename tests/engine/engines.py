@@ -114,6 +114,7 @@ def write_plan(
             "engine": reader,
         },
         "checkpoint": None if checkpoint is None else {"path": str(checkpoint), "revision": revision or "demo"},
+        "launch": "demo",
     }
     path = directory / "plan.json"
     path.write_text(json.dumps(document))

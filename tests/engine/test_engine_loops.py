@@ -51,9 +51,14 @@ def test_observing_counts_and_stops_nothing(inside) -> None:
 def server(
     engine_python: Path, encoded_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """With `encoding_check` as well: its checks are at start, so it rides along."""
+    """With adapters that say something at start or count, and leave the answers alone."""
     directory = tmp_path_factory.mktemp("loop-server")
-    adapters = {"loop_abort": {"base_tokens": 64}, "encoding_check": {}}
+    adapters = {
+        "loop_abort": {"base_tokens": 64},
+        "encoding_check": {},
+        "prefill_empty_cache": {"context_tokens": 100},
+        "autotune_keep": {},
+    }
     with running(engine_python, encoded_checkpoint, directory, world_size=1, adapters=adapters) as engine:
         yield engine
 
@@ -67,6 +72,23 @@ def test_a_server_records_which_encoding_its_revision_has(server: Engine) -> Non
         "and deepseek-recipe 0.2.0 agree: low 50, high 75, max 100; a request that names none gets 75"
     )
     assert states["scheduler"].state is State.OFF
+
+
+def test_a_server_empties_its_cache_after_each_chunk_of_a_long_prompt(server: Engine) -> None:
+    """Chunks of 64 tokens: those of 230 end at 64, 128, 192 and 230, and three of them are long enough."""
+    before = server.settled_counters()[0]["long_chunks"]
+    prompt = server.post("/tokenize", {"prompt": "the quick brown fox " * 40})["tokens"][:230]
+    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+    assert server.post("/generate", body)["meta_info"]["prompt_tokens"] == 230
+    assert server.settled_counters()[0]["long_chunks"] - before == 3
+    server.post("/generate", body | {"input_ids": prompt[100:190]})
+    assert server.settled_counters()[0]["long_chunks"] - before == 3
+
+
+def test_the_adapters_for_kernels_are_armed_in_a_real_scheduler(server: Engine) -> None:
+    (scheduler,) = (report for report in server.reports() if report.role.value == "scheduler")
+    assert scheduler.adapters["autotune_keep"].state is State.ARMED, "nothing is tuned on a CPU"
+    assert scheduler.adapters["prefill_empty_cache"].state is State.ENGAGED
 
 
 def test_a_server_stops_one_token_for_ever_and_says_so_to_the_client(server: Engine) -> None:

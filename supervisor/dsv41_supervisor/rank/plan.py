@@ -10,6 +10,7 @@ from typing import Any
 from ..fabric.facts import NodeFacts
 from ..settings import Device, EngineKind, Settings
 from .container import ContainerPlan, container_plan, podman_argv
+from .launch import launch_fingerprint
 from .nccl import nccl_environment
 
 PLAN_FORMAT = 1
@@ -111,6 +112,7 @@ def rank_document(settings: Settings, node: str, boot: Boot) -> dict[str, Any]:
         "adapters": asked,
         "rows": rows if asked else None,
         "checkpoint": {"path": str(settings.checkpoint_dir(node)), "revision": settings.checkpoint.revision},
+        "launch": launch_fingerprint(_argv(settings, node, boot), settings.engine.environment, asked),
     }
 
 

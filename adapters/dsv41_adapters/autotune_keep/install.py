@@ -1,0 +1,65 @@
+"""Gives each launch a cache directory of its own. Imports neither torch nor sglang: the hook is given a path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..activation import AdapterRun
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("sglang", "sglang-kernel", "torch", "triton", "flashinfer-python", "nvidia-cutlass-dsl", "b12x")
+"""Whose version changes what there is to tune."""
+
+
+def hooks(run: AdapterRun) -> dict[str, object]:
+    """Hook by target, as `spec.py` declares them."""
+    if run.plan.launch is None:
+        raise run.refuse("the plan does not say what was launched.", "plan")
+    target = "sglang.srt.model_executor.runner.flashinfer_autotune:flashinfer_autotune_cache_path"
+    return {target: keeps_apart(run, run.plan.launch)}
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def keeps_apart(run: AdapterRun, launch: str) -> Callable[..., Path]:
+    """AFTER `flashinfer_autotune_cache_path`: its file, in a directory of this launch below its own.
+
+    SGLang's key holds the model, its types, the MoE backend and the parallel sizes; another FP8 backend, chunk size or
+    kernel variable has the same key, and the old file is loaded. A file of another launch is never at this path.
+    """
+    installed = versions()
+    described = {"launch": launch, "versions": installed}
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+    def after(result: Path, *args: Any, **kwargs: Any) -> Path:
+        directory = result.parent / f"launch-{key}"
+        directory.mkdir(parents=True, exist_ok=True)
+        about = directory / "about"
+        if not about.exists():
+            staged = directory / f".about-{os.getpid()}"
+            staged.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+            os.replace(staged, about)
+        kept = directory / result.name
+        run.engaged()
+        run.note(f"launch {key}: {'tactics of an earlier boot' if kept.is_file() else 'nothing kept yet'}")
+        log.info("autotune_keep: %s %s", kept, "is there" if kept.is_file() else "is not there yet")
+        return kept
+
+    return after

@@ -1,0 +1,1 @@
+"""Dense FP8 layers through FlashInfer's b12x kernel."""

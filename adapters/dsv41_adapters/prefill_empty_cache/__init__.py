@@ -1,0 +1,1 @@
+"""Gives memory back between the chunks of a long prompt."""
