@@ -1,4 +1,4 @@
-"""Error answers in OpenAI's shape, and the reshaping of the engine's own."""
+"""Error answers in the client's protocol, and the reshaping of the engine's own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 
 from aiohttp import web
 
+from .protocols import Protocol, error_body
+
 MAX_UPSTREAM_MESSAGE = 2000
 MAX_VALIDATION_ERRORS = 3
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a prompt that does not fit; agents shorten their history when they see it."""
 
 _TRACE = "\n\n  File "
+_DOES_NOT_FIT = re.compile(r"(?:maximum context length|model's context length)")
 _VALIDATION = re.compile(r"'loc': \(([^)]*)\), 'msg': (['\"])(.*?)\2(?:, '(?:input|ctx|url)'|\})")
 
 
@@ -28,16 +33,23 @@ class Failure:
     param: str | None = None
     retry_after_s: float | None = None
 
-    def payload(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def payload(self, protocol: Protocol = Protocol.OPENAI) -> dict[str, Any]:
+        message = self.message
+        if protocol is Protocol.ANTHROPIC and self.code == TOO_LONG:
+            message = f"prompt is too long: {message}"  # the words by which Claude Code knows that it must compact
+        return error_body(
+            protocol, status=self.status, message=message, kind=self.type, code=self.code, param=self.param
+        )
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"Retry-After": str(max(1, ceil(self.retry_after_s)))}
 
-    def response(self, headers: dict[str, str] | None = None) -> web.Response:
+    def response(
+        self, headers: dict[str, str] | None = None, protocol: Protocol = Protocol.OPENAI
+    ) -> web.Response:
         extra = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         return web.json_response(
-            self.payload(), status=self.status, headers=(headers or {}) | self.headers() | extra
+            self.payload(protocol), status=self.status, headers=(headers or {}) | self.headers() | extra
         )
 
 
@@ -85,6 +97,8 @@ def from_engine(status: int, body: bytes) -> Failure:
         message = f"The engine answered {status} without saying why."
     message, named = _readable(message)
     client = status < 500
+    if client and _DOES_NOT_FIT.search(message):
+        code = TOO_LONG
     return Failure(
         status,
         message[:MAX_UPSTREAM_MESSAGE],

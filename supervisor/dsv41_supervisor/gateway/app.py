@@ -17,14 +17,16 @@ from ..journal import log
 from . import openapi, policy
 from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
 from .config import GatewayConfig
-from .forward import Forwarder, Job, encode
+from .forward import Forwarder, Job, make_job
 from .keys import ANYONE, Caller, KeyFile, presented_key
 from .limits import estimated_tokens
 from .meters import Meters
 from .metrics import Metrics
-from .policy import Body, Policy
+from .policy import Body
+from .protocols import Protocol
 from .readiness import Readiness
 from .refuse import Refuse
+from .routes import ROUTES, Route
 from .running import Running
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -66,9 +68,8 @@ class Gateway:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=self._config.max_body_bytes)
         app.on_response_prepare.append(_sign)
-        generate = {"/v1/chat/completions": policy.chat, "/v1/completions": policy.completions}
-        for path, rules in generate.items():
-            app.router.add_post(path, self._generate(path, rules), expect_handler=_later)
+        for to in ROUTES:
+            app.router.add_post(to.path, self._generate(to), expect_handler=_later)
         for path, handler in (
             ("/v1/models", self._models), ("/v1/models/{model}", self._model), ("/health", self._health),
             ("/ready", self._ready), ("/metrics", self._metrics_text), ("/openapi.json", self._openapi),
@@ -80,18 +81,19 @@ class Gateway:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keys first, then the handler; every way out is an answer in OpenAI's shape."""
+        """Keys first, then the handler; every way out is an answer that the client's protocol has."""
         request[REQUEST_ID] = uuid.uuid4().hex
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "other"
+        protocol = Protocol.of_path(request.path)
         try:
             if resource is not None:
                 self._check_key(request, required=route not in _KEYLESS)
             response = await handler(request)
         except Refuse as refused:
-            response = refused.failure.response()
+            response = refused.failure.response(protocol=protocol)
         except web.HTTPException as error:
-            response = _as_failure(request, error).response()
+            response = _as_failure(request, error).response(protocol=protocol)
         except asyncio.CancelledError:
             self._metrics.clients_gone += 1  # or the gateway stops; nobody is left to answer
             raise
@@ -103,7 +105,7 @@ class Gateway:
             log.error(
                 "bug in the gateway on %s: %s at %s", route, type(error).__name__, ", ".join(where[-4:])
             )
-            response = internal().response()
+            response = internal().response(protocol=protocol)
             if request.get(STARTED) and request.transport is not None:
                 request.transport.abort()  # half an answer is out already: never leave its reader waiting
         self._metrics.requests[route, response.status] += 1
@@ -176,16 +178,16 @@ class Gateway:
 
     # --- answered by the engine
 
-    def _generate(self, path: str, rules: Policy) -> Handler:
+    def _generate(self, to: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             with self._meters.request(request[CALLER], self._config.limits.served_model_name) as use:
                 self._require_ready()  # before the body: nobody uploads for a 503
-                job = await self._job(request, rules)
+                job = await self._job(request, to)
                 use.tokens(estimated_tokens(len(job.encoded)))
                 now = self._require_ready()
                 # No await between this look and the ticket: a boot that ends from now on ends this request.
                 ticket = self._running.open(now.boot)
-                job.url = f"{now.upstream}{path}"
+                job.upstream = now.upstream or ""
                 job.headers = {"x-dsv41-boot": now.boot or ""}
                 if job.effective.stream:
                     return await self._forwarder.stream(request, job, ticket)
@@ -193,12 +195,11 @@ class Gateway:
 
         return handle
 
-    async def _job(self, request: web.Request, rules: Policy) -> Job:
+    async def _job(self, request: web.Request, to: Route) -> Job:
         """The request, read and normalised; the job alone holds it, until the engine has it."""
         limits = request[CALLER].limits.narrow(self._config.limits)
         try:
-            body, effective = rules(parse(await self._body(request)), limits)
-            return Job(body, encode(body), effective)
+            return make_job(to, parse(await self._body(request)), limits, request[REQUEST_ID])
         except policy.BadRequest as bad:
             raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None
 

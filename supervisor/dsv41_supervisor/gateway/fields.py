@@ -87,3 +87,29 @@ def check_url(url: object, where: str) -> None:
             where,
             "unsupported_url",
         )
+
+
+def own_tools(out: Body, own: frozenset[str | None], whose: str, instead: str) -> tuple[str, ...]:
+    """Takes tools away that the provider's servers run, and names them: the engine would leave them out without a word.
+
+    A request that has no others is refused: it makes no sense without them.
+    """
+    kept: list[Body] = []
+    dropped: list[str] = []
+    for i, tool in enumerate(a_list(out, "tools")):
+        if not isinstance(tool, dict):
+            raise BadRequest(f"tools[{i}] is not an object.", f"tools[{i}]")
+        kind = tool.get("type")
+        if isinstance(kind, (str, type(None))) and kind in own:
+            kept.append(tool)
+        else:
+            dropped.append("".join(c for c in str(kind)[:40] if c.isascii() and (c.isalnum() or c in "_-.")))
+    if dropped and not kept:
+        raise BadRequest(
+            f"tools has only {', '.join(dropped)}, which {whose} servers run and this fleet does not: send {instead}.",
+            "tools",
+            "unsupported_tool",
+        )
+    if dropped:
+        out["tools"] = kept
+    return tuple(f"tools.{kind}" for kind in dropped)

@@ -12,12 +12,17 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from . import policy, sse
-from .answers import Failure, engine_lost, from_engine, not_ready
+from . import policy
+from .abort import Aborts
+from .answers import TOO_LONG, Failure, engine_lost, from_engine, not_ready
 from .config import Timings
 from .metrics import Metrics
+from .observe import Observer, Seen
+from .outlet import ClientGone, Outlet
 from .policy import Body, CapSource, Effective
+from .protocols import Protocol, anthropic_status
 from .readiness import DEFAULT_RETRY_AFTER_S
+from .routes import Route
 from .running import Cut, Ticket
 
 ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
@@ -32,8 +37,6 @@ LOST = engine_lost(
 )
 ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
 
-_NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
 
 class EngineRefused(Exception):
     """The engine answered with an error, or could not be reached; says what to tell the client."""
@@ -43,22 +46,44 @@ class EngineRefused(Exception):
         self.failure = failure
 
 
-class ClientGone(Exception):
-    """Nobody reads this answer any more."""
-
-
 @dataclass(slots=True)
 class Job:
-    """One request on its way: what is sent (also encoded), what holds for it, where it goes."""
+    """One request on its way: what is sent (also encoded), what holds for it, where it goes and under which name."""
 
+    route: Route
     body: Body
     encoded: bytes
     effective: Effective
-    url: str = ""
+    names: tuple[str, ...] = ()
+    engine_headers: dict[str, str] = field(default_factory=dict)
+    upstream: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    hide_usage: bool = False
+    fitted: bool = False
+    over: bool = False
+    """The engine has nothing left to do for it."""
 
     def answer_headers(self) -> dict[str, str]:
         return self.headers | self.effective.headers()
+
+    def sent(self) -> None:
+        """A prompt has megabytes, an answer streams for minutes."""
+        self.body, self.encoded = {}, b""
+
+    def fit(self, failure: Failure) -> bool:
+        """Make a limit of ours fit behind a prompt that leaves no room for it; False if that is not what failed.
+
+        A limit that the client sent stays the client's business, and so does a prompt that is too long itself.
+        """
+        room = policy.room_left(failure.message) if failure.status == 400 else None
+        ours = self.effective.cap_source in (CapSource.FILLED, CapSource.CLAMPED)
+        if room is None or not ours or self.fitted or not self.body:
+            return False
+        self.fitted = True
+        self.body = policy.with_max_tokens(self.body, room)
+        self.encoded = encode(self.body)
+        self.effective = replace(self.effective, max_tokens=room)
+        return True
 
 
 def encode(body: Body) -> bytes:
@@ -71,6 +96,16 @@ def encode(body: Body) -> bytes:
         ) from None
     except ValueError:
         raise policy.BadRequest("a number is too large.") from None
+
+
+def make_job(route: Route, asked: Body, limits: policy.Limits, request_id: str) -> Job:
+    """The request as the engine gets it. Raises BadRequest."""
+    body, effective = route.rules(asked, limits)
+    hide_usage = False
+    if effective.stream and route.protocol is Protocol.OPENAI:
+        body, hide_usage = policy.with_usage(body)
+    body, headers, names = route.name(body, request_id)
+    return Job(route, body, encode(body), effective, names, headers, hide_usage=hide_usage)
 
 
 class Forwarder:
@@ -89,8 +124,10 @@ class Forwarder:
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
             skip_auto_headers=("User-Agent",),
         )
+        self._aborts = Aborts(self._session)
 
     async def close(self) -> None:
+        await self._aborts.close()
         await self._session.close()
 
     async def whole(self, job: Job, ticket: Ticket) -> web.Response:
@@ -98,54 +135,103 @@ class Forwarder:
         upstream: aiohttp.ClientResponse | None = None
         try:
             async with ticket:
-                upstream = await self._open(job)
-                return await self._relay(job, upstream)
+                while upstream is None:
+                    with contextlib.suppress(_Refit):
+                        upstream = await self._open(job)
+                job.sent()
+                return await self._relay(job, upstream, ticket.seen)
         except (Cut, EngineRefused) as error:
-            return error.failure.response(job.answer_headers())
+            _ended(ticket.seen, error)
+            return error.failure.response(job.answer_headers(), job.route.protocol)
         finally:
+            self._leave(job, ticket.seen)
             if upstream is not None:
                 upstream.close()
 
     async def stream(self, request: web.Request, job: Job, ticket: Ticket) -> web.StreamResponse:
         """Server-sent events: the engine's bytes, unchanged, as fast as the client takes them."""
-        out = Outlet(request, self._metrics)
+        observer = Observer(job.route.protocol, ticket.seen, hide_usage=job.hide_usage)
+        out = Outlet(request, self._metrics, job.route.protocol, observer)
         opening: asyncio.Task[aiohttp.ClientResponse] | None = None
         try:
             async with ticket:
-                # The engine sends its first byte after the prefill, which can take minutes.
-                opening = asyncio.create_task(self._open(job))
-                while not (await asyncio.wait({opening}, timeout=self._timings.keep_alive_s))[0]:
-                    await out.start(job)
-                    await out.keep_alive()
-                upstream = opening.result()
-                if out.response is None and upstream.content_type != "text/event-stream":
-                    return await self._relay(job, upstream)
-                await out.start(job)
-                await self._pump(upstream, out)
+                while True:
+                    # The engine sends its first byte after the prefill, which can take minutes.
+                    opening = asyncio.create_task(self._open(job))
+                    try:
+                        while not (await asyncio.wait({opening}, timeout=self._timings.keep_alive_s))[0]:
+                            await out.start(job.answer_headers())
+                            await out.keep_alive()
+                        upstream = opening.result()
+                        if out.response is None and upstream.content_type != "text/event-stream":
+                            return await self._relay(job, upstream, ticket.seen)
+                        await self._pump(job, upstream, out)
+                        break
+                    except _Refit:
+                        await _close(opening)
         except (Cut, EngineRefused) as error:
+            _ended(ticket.seen, error)
             if out.response is None:
-                return error.failure.response(job.answer_headers())
+                return error.failure.response(job.answer_headers(), job.route.protocol)
             await out.fail(error.failure, self._timings.farewell_s)
         except ClientGone:
             self._metrics.clients_gone += 1
         finally:
+            self._leave(job, ticket.seen)
             if opening is not None:
                 await _close(opening)
         return out.response or web.Response(status=499)  # nobody reads it
 
-    async def _pump(self, upstream: aiohttp.ClientResponse, out: Outlet) -> None:
-        """Raises EngineRefused when the stream ends before its `[DONE]`, ClientGone when writing fails."""
+    async def _pump(self, job: Job, upstream: aiohttp.ClientResponse, out: Outlet) -> None:
+        """Raises EngineRefused when the stream ends before its last event, ClientGone when writing fails."""
+        held = b""
+        preamble = job.route.protocol.preamble
         async for chunk in self._chunks(upstream):
-            if chunk:
-                await out.write(out.events.feed(chunk))
-            else:
+            if not chunk:
+                await out.start(job.answer_headers())
                 await out.keep_alive()
-        out.open_event = not out.events.at_boundary
-        rest = out.events.flush()
+                continue
+            ready = held + out.events.feed(chunk)
+            if preamble and (told := _first_told(ready, preamble)) is not None:
+                self._check_first(job, told)
+                preamble = ()
+            held = ready if preamble else b""
+            if ready and not preamble:
+                job.sent()
+                await out.start(job.answer_headers())
+                await out.write(out.observer.look(ready))
+        rest = held + out.events.flush()
         if not out.events.done:
             raise EngineRefused(LOST)
-        await out.write(rest)
+        await out.start(job.answer_headers())
+        await out.write(out.observer.look(rest))
+        job.over = True
         await out.end()
+
+    def _check_first(self, job: Job, told: bytes) -> None:
+        """A refusal that SGLang wraps into a 200 and a stream, because it begins before it has looked.
+
+        Raises _Refit when another limit helps, EngineRefused with the status it should have had.
+        """
+        name, _, content = told.partition(b"\n")
+        if name not in (b"event: error", b"event: response.failed"):
+            return
+        try:
+            said = json.loads(content.removeprefix(b"data: "))
+            error = said["error"] if "error" in said else said["response"]["error"]
+            failure = from_engine(400, json.dumps({"error": {"message": error["message"]}}).encode())
+        except (ValueError, KeyError, TypeError):
+            return
+        if job.fit(failure):
+            raise _Refit
+        if failure.code == TOO_LONG:
+            status = 400
+        elif name == b"event: error":
+            status = anthropic_status(error.get("type", ""))
+        else:
+            return  # the object fails: every client of this protocol knows that
+        job.over = True
+        raise EngineRefused(failure if status == 400 else replace(failure, status=status, type="server_error"))
 
     async def _chunks(self, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """What arrives, and b"" at each `keep_alive_s` of silence. Raises EngineRefused."""
@@ -166,39 +252,39 @@ class Forwarder:
                     return
             yield chunk
 
-    async def _relay(self, job: Job, upstream: aiohttp.ClientResponse) -> web.Response:
+    async def _relay(self, job: Job, upstream: aiohttp.ClientResponse, seen: Seen) -> web.Response:
         content = b"".join([chunk async for chunk in self._chunks(upstream)])
+        job.over = True
         kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
-        return web.Response(body=content, headers=job.answer_headers() | kind)
+        if job.route.generates:
+            with contextlib.suppress(ValueError):
+                said = json.loads(content)
+                if isinstance(said, dict):
+                    seen.read(job.route.protocol, said)
+        return web.Response(body=content, headers=job.answer_headers() | seen.headers() | kind)
 
     async def _open(self, job: Job) -> aiohttp.ClientResponse:
-        """The engine's 200. Raises EngineRefused for anything else."""
-        for attempt in (1, 2):
-            try:
-                response = await self._session.post(job.url, data=job.encoded, allow_redirects=False)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                # It died since the supervisor last looked, so it never saw this request.
-                raise EngineRefused(ABSENT) from None
-            except ENGINE_GONE:
-                raise EngineRefused(LOST) from None
-            if response.status == 200:
-                job.body, job.encoded = {}, b""  # a prompt has megabytes, an answer streams for minutes
-                return response
-            try:
-                failure = await self._failure(response)
-            finally:
-                response.close()
-            room = policy.room_left(failure.message) if failure.status == 400 else None
-            if (
-                attempt == 2
-                or room is None
-                or job.effective.cap_source not in (CapSource.FILLED, CapSource.CLAMPED)
-            ):
-                break
-            # The limit was ours, not the client's, and it does not fit behind this prompt: take what is left.
-            job.body = policy.with_max_tokens(job.body, room)
-            job.encoded = encode(job.body)
-            job.effective = replace(job.effective, max_tokens=room)
+        """The engine's 200. Raises EngineRefused for anything else, _Refit when another limit helps."""
+        url = f"{job.upstream}{job.route.path}"
+        try:
+            response = await self._session.post(
+                url, data=job.encoded, headers=job.engine_headers, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            # It died since the supervisor last looked, so it never saw this request.
+            job.over = True
+            raise EngineRefused(ABSENT) from None
+        except ENGINE_GONE:
+            raise EngineRefused(LOST) from None
+        if response.status == 200:
+            return response
+        try:
+            failure = await self._failure(response)
+        finally:
+            response.close()
+        if job.fit(failure):
+            raise _Refit
+        job.over = True
         raise EngineRefused(failure)
 
     async def _failure(self, response: aiohttp.ClientResponse) -> Failure:
@@ -214,65 +300,34 @@ class Forwarder:
         failure = from_engine(response.status, body)
         return replace(failure, retry_after_s=_RETRY_SOON_S) if failure.status in (429, 503) else failure
 
+    def _leave(self, job: Job, seen: Seen) -> None:
+        """Whatever ended this request, the engine does not work on for nobody."""
+        if not job.over:
+            seen.finish = seen.finish or "client_gone"
+            self._aborts.send(job.upstream, job.names)
+        if job.route.generates:
+            self._metrics.answered(job.route.path, seen)
+
+
+class _Refit(Exception):
+    """The job was changed and is to be sent again."""
+
+
+def _ended(seen: Seen, error: Cut | EngineRefused) -> None:
+    seen.finish = "engine_lost" if error.failure.code == "engine_lost" else "error"
+
+
+def _first_told(events: bytes, preamble: tuple[bytes, ...]) -> bytes | None:
+    """The first whole event behind the preamble; None when it has not come yet."""
+    for event in events.split(b"\n\n")[:-1]:
+        if event and not event.startswith(preamble):
+            return event
+    return None
+
 
 async def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
     """Close the engine's connection, whether opening or streaming: SGLang then aborts the request."""
     if not opening.done():
         opening.cancel()
-    with contextlib.suppress(asyncio.CancelledError, EngineRefused, policy.BadRequest):
+    with contextlib.suppress(asyncio.CancelledError, EngineRefused, _Refit, policy.BadRequest):
         (await opening).close()
-
-
-class Outlet:
-    """The client's side of a stream. Until the first byte `response` is None, and errors have a status."""
-
-    def __init__(self, request: web.Request, metrics: Metrics) -> None:
-        self.response: web.StreamResponse | None = None
-        self.events = sse.WholeEvents()
-        self.open_event = False
-        self._request = request
-        self._metrics = metrics
-
-    async def start(self, job: Job) -> None:
-        if self.response is not None:
-            return
-        headers = job.answer_headers() | _NO_BUFFERING | {"Content-Type": "text/event-stream; charset=utf-8"}
-        response = web.StreamResponse(headers=headers)
-        try:
-            await response.prepare(self._request)
-        except ConnectionError:
-            raise ClientGone from None
-        self.response = response
-
-    async def write(self, content: bytes) -> None:
-        """Waits while the client is slow; then the engine's connection is not read either."""
-        if not content:
-            return
-        assert self.response is not None
-        try:
-            await self.response.write(content)
-        except ConnectionError:
-            raise ClientGone from None
-
-    async def keep_alive(self) -> None:
-        if self.events.at_boundary:
-            self._metrics.keep_alives += 1
-            await self.write(sse.KEEP_ALIVE)
-
-    async def end(self) -> None:
-        assert self.response is not None
-        try:
-            await self.response.write_eof()
-        except ConnectionError:
-            raise ClientGone from None
-
-    async def fail(self, failure: Failure, within_s: float) -> None:
-        """End with an error event, never with silence or `[DONE]`. A client that does not read is dropped."""
-        self._metrics.streams_cut += 1
-        try:
-            async with asyncio.timeout(within_s):
-                await self.write(sse.event(failure.payload(), after_boundary=not self.open_event))
-                await self.end()
-        except (TimeoutError, ClientGone):
-            if self._request.transport is not None:
-                self._request.transport.abort()

@@ -191,10 +191,12 @@ def match(keys: Mapping[str, bytes], presented: bytes) -> str | None:
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
-    """The key in `Authorization: Bearer …`; None when there is none."""
+    """The key in `Authorization: Bearer …`, or where Anthropic's clients put it; None when there is none."""
     scheme, _, key = headers.get("Authorization", "").partition(" ")
     key = key.strip()
-    return key if scheme.lower() == "bearer" and key else None
+    if scheme.lower() != "bearer" or not key:
+        key = headers.get("x-api-key", "").strip()
+    return key or None
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .observe import Seen
+
 
 @dataclass(slots=True)
 class Metrics:
@@ -15,6 +17,17 @@ class Metrics:
     streams_cut: int = 0
     clients_gone: int = 0
     keep_alives: int = 0
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Answers of the engine by route and how they ended."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def answered(self, route: str, seen: Seen) -> None:
+        self.answers[route, seen.finish or "unknown"] += 1
+        self.prompt_tokens += seen.prompt_tokens or 0
+        self.cached_tokens += seen.cached_tokens or 0
+        self.completion_tokens += seen.completion_tokens or 0
 
     def text(self, *, ready: bool, running: int) -> str:
         lines = [
@@ -22,6 +35,11 @@ class Metrics:
             *(
                 f'dsv41_gateway_requests_total{{route="{route}",status="{status}"}} {n}'
                 for (route, status), n in sorted(self.requests.items())
+            ),
+            *_family("answers_total", "counter", "Answers by how they ended."),
+            *(
+                f'dsv41_gateway_answers_total{{route="{route}",finish="{finish}"}} {n}'
+                for (route, finish), n in sorted(self.answers.items())
             ),
         ]
         for name, kind, what, value in (
@@ -35,6 +53,9 @@ class Metrics:
                 self.clients_gone,
             ),
             ("keep_alives_total", "counter", "Keep-alive comments sent on silent streams.", self.keep_alives),
+            ("prompt_tokens_total", "counter", "Prompt tokens, as the engine counted them.", self.prompt_tokens),
+            ("cached_tokens_total", "counter", "Prompt tokens that were cached.", self.cached_tokens),
+            ("completion_tokens_total", "counter", "Tokens of answers.", self.completion_tokens),
         ):
             lines += [*_family(name, kind, what), f"dsv41_gateway_{name} {value}"]
         return "\n".join(lines) + "\n"

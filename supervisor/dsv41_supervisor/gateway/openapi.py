@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .. import __version__
+from .protocols import Protocol
+from .routes import ROUTES, Route
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
 
 _ERROR = {
     "type": "object",
@@ -22,7 +29,13 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = _object(
+    ["type", "error"],
+    type={"const": "error"},
+    error=_object(["type", "message"], type={"type": "string"}, message={"type": "string"}, code={"type": "string"}),
+)
 _ANY = {"type": "object"}
+_NAME = {"type": "string", "description": "Any: one fleet serves one model."}
 _OPEN: list[dict[str, list[str]]] = [{}]
 _EFFORT = {"type": ["string", "number"], "description": "none, a tier, 1 to 100, or 0 to 0.99."}
 _TOKENS = {
@@ -30,41 +43,69 @@ _TOKENS = {
     "minimum": 1,
     "description": "Filled in when absent; clamped to the fleet's cap.",
 }
-_CHAT = {
-    "type": "object",
-    "required": ["messages"],
-    "properties": {
-        "model": {"type": "string"},
-        "messages": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role"]}},
-        "stream": {"type": "boolean"},
-        "max_tokens": _TOKENS,
-        "max_completion_tokens": _TOKENS,
-        "thinking": {"type": ["boolean", "object"], "description": "Wins over every other spelling."},
-        "enable_thinking": {"type": "boolean"},
-        "reasoning_effort": _EFFORT,
-        "reasoning": {
-            "type": "object",
-            "properties": {"enabled": {"type": "boolean"}, "effort": _EFFORT},
-        },
-        "chat_template_kwargs": {
-            "type": "object",
-            "properties": {
-                "thinking": {"type": "boolean"},
-                "enable_thinking": {"type": "boolean"},
-                "reasoning_effort": _EFFORT,
-            },
+_LOOSE_THINKING = {
+    "thinking": {"type": ["boolean", "object"], "description": "Wins over every other spelling."},
+    "enable_thinking": {"type": "boolean"},
+    "reasoning_effort": _EFFORT,
+    "chat_template_kwargs": {
+        "type": "object",
+        "properties": {
+            "thinking": {"type": "boolean"},
+            "enable_thinking": {"type": "boolean"},
+            "reasoning_effort": _EFFORT,
         },
     },
 }
-_COMPLETION = {
+_REASONING = {
     "type": "object",
-    "required": ["prompt"],
-    "properties": {
-        "model": {"type": "string"},
-        "prompt": {"type": ["string", "array"]},
-        "stream": {"type": "boolean"},
-        "max_tokens": _TOKENS,
-    },
+    "properties": {"enabled": {"type": "boolean"}, "effort": _EFFORT, "summary": {"type": "string"}},
+}
+_MESSAGES = {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role"]}}
+_STREAM = {
+    "stream": {"type": "boolean"},
+    "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
+}
+_CHAT = _object(
+    ["messages"],
+    model=_NAME,
+    messages=_MESSAGES,
+    max_tokens=_TOKENS,
+    max_completion_tokens=_TOKENS,
+    reasoning=_REASONING,
+    **_STREAM,
+    **_LOOSE_THINKING,
+)
+_COMPLETION = _object(["prompt"], model=_NAME, prompt={"type": ["string", "array"]}, max_tokens=_TOKENS, **_STREAM)
+_RESPONSE = _object(
+    ["input"],
+    model=_NAME,
+    input={"type": ["string", "array"], "description": "The whole conversation: nothing is kept here."},
+    instructions={"type": "string"},
+    stream=_STREAM["stream"],
+    max_output_tokens=_TOKENS,
+    reasoning=_REASONING,
+    tools={"type": "array", "description": "function, custom, namespace. Others are named in x-dsv41-ignored."},
+    **_LOOSE_THINKING,
+)
+_COUNT = _object(
+    ["messages"],
+    model=_NAME,
+    messages=_MESSAGES,
+    system={"type": ["string", "array"]},
+    output_config={"type": "object", "properties": {"effort": _EFFORT}},
+    tools={"type": "array", "description": "Tools with input_schema. Others are named in x-dsv41-ignored."},
+    **_LOOSE_THINKING,
+)
+_MESSAGE = _object(["messages"], **_COUNT["properties"], stream=_STREAM["stream"], max_tokens=_TOKENS)
+_TOKENIZE = _object([], model=_NAME, prompt={"type": ["string", "array"]}, messages=_MESSAGES, **_LOOSE_THINKING)
+_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/chat/completions": ("Chat", _CHAT),
+    "/v1/completions": ("Text completion", _COMPLETION),
+    "/v1/responses": ("OpenAI's Responses, without anything kept", _RESPONSE),
+    "/v1/messages": ("Anthropic's Messages", _MESSAGE),
+    "/v1/messages/count_tokens": ("How many tokens a message's prompt has", _COUNT),
+    "/tokenize": ("Token ids of a text, or of messages as a chat renders them", _TOKENIZE),
+    "/v1/tokenize": ("The same as /tokenize", _TOKENIZE),
 }
 _FAILURES = {
     "400": "The request cannot be served as it stands; the message says what to send instead.",
@@ -72,6 +113,7 @@ _FAILURES = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is not declared as application/json.",
+    "429": "A limit of this key is used up; Retry-After says when there is room again.",
     "500": "The gateway failed.",
     "502": "The engine was lost while it answered.",
     "503": "The fleet is not ready; Retry-After says when to come back.",
@@ -82,34 +124,37 @@ def _json(what: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": what, "content": {"application/json": {"schema": schema}}}
 
 
-def _failures(*statuses: str) -> dict[str, Any]:
-    return {status: _json(_FAILURES[status], _ERROR) for status in statuses}
+def _failures(*statuses: str, error: dict[str, Any] = _ERROR) -> dict[str, Any]:
+    return {status: _json(_FAILURES[status], error) for status in statuses}
 
 
-def _generate(what: str, schema: dict[str, Any]) -> dict[str, Any]:
-    answer = _json(
-        "The answer; with stream: true, server-sent events that end with [DONE] or an error event.", _ANY
-    )
-    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+_HEADERS = {
+    "x-dsv41-thinking": "on or off, as it held for this request.",
+    "x-dsv41-effort": "Reasoning effort from 1 to 100, or default.",
+    "x-dsv41-max-tokens": "Token limit as it held for this request, or unlimited.",
+    "x-dsv41-max-tokens-source": "filled or clamped, when it is not what the request said.",
+    "x-dsv41-ignored": "What was asked for and is not done here.",
+    "x-dsv41-finish": "Of an answer in one piece: stop, length, tool_calls, repetition (and at which token), error.",
+    "x-dsv41-boot": "Which boot of the fleet answered.",
+    "x-request-id": "Name of this request, also in the engine.",
+}
+
+
+def _post(to: Route) -> dict[str, Any]:
+    what, schema = _REQUESTS[to.path]
+    answer = _json("The answer.", _ANY)
+    if to.generates:
+        answer["description"] = "The answer; with stream: true, the protocol's events. The last one is never missing."
+        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     answer["headers"] = {
         name: {"schema": {"type": "string"}, "description": told}
-        for name, told in (
-            ("x-dsv41-thinking", "on or off, as it held for this request."),
-            ("x-dsv41-effort", "Reasoning effort from 1 to 100, or default."),
-            ("x-dsv41-max-tokens", "Token limit as it held for this request, or unlimited."),
-            ("x-dsv41-max-tokens-source", "filled or clamped, when it is not what the request said."),
-            ("x-dsv41-boot", "Which boot of the fleet answered."),
-            ("x-request-id", "Name of this request."),
-        )
+        for name, told in _HEADERS.items()
+        if to.generates or name in ("x-dsv41-boot", "x-request-id", "x-dsv41-thinking", "x-dsv41-effort")
     }
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {
-        "post": {
-            "summary": what,
-            "requestBody": body,
-            "responses": {"200": answer} | _failures("400", "401", "408", "413", "415", "500", "502", "503"),
-        }
-    }
+    error = _ANTHROPIC_ERROR if to.protocol is Protocol.ANTHROPIC else _ERROR
+    failures = _failures("400", "401", "408", "413", "415", "429", "500", "502", "503", error=error)
+    return {"post": {"summary": what, "requestBody": body, "responses": {"200": answer} | failures}}
 
 
 def _get(
@@ -136,11 +181,15 @@ def document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "dsv41 gateway", "version": __version__},
-        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}],
+        "components": {
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+        },
+        "security": [{"key": []}, {"x-api-key": []}],
         "paths": {
-            "/v1/chat/completions": _generate("Chat", _CHAT),
-            "/v1/completions": _generate("Text completion", _COMPLETION),
+            **{to.path: _post(to) for to in ROUTES},
             "/v1/models": _get("The model this fleet serves", "A list of one."),
             "/v1/models/{model}": model,
             "/health": health,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from . import thinking
-from .fields import BadRequest, Body, check_parts, count, flag, messages
+from .fields import BadRequest, Body, an_object, check_parts, count, flag, messages
 from .thinking import TIER_BUDGETS, read_effort
 
 __all__ = ["TIER_BUDGETS", "BadRequest", "Body", "read_effort"]
@@ -30,6 +30,10 @@ ENGINE_ONLY = frozenset({
 })  # fmt: skip
 """Fields for SGLang's own router and operator, not for users. Source: protocol.py, sglang 0.5.23."""
 
+HEADROOM_TOKENS = 2
+"""SGLang takes so many off `max_output_tokens`. Source: `to_sampling_params` in openai/protocol.py, sglang 0.5.23."""
+
+_CAP_FIELDS = {"max_completion_tokens": 0, "max_tokens": 0, "max_output_tokens": HEADROOM_TOKENS}
 _TOO_LONG = re.compile(
     r"maximum context length of (\d+) tokens.*?(\d+) tokens from the input messages", re.DOTALL
 )
@@ -70,9 +74,14 @@ class Effective:
     cap_source: CapSource
     thinking: bool | None = None
     effort: int | None = None
+    ignored: tuple[str, ...] = ()
+    """What the request asked for and the engine does not do, where that leaves an answer worth having."""
+    generates: bool = True
 
     def headers(self) -> dict[str, str]:
-        out = {"x-dsv41-max-tokens": "unlimited" if self.max_tokens is None else str(self.max_tokens)}
+        out = {"x-dsv41-ignored": ", ".join(self.ignored)} if self.ignored else {}
+        if self.generates:
+            out["x-dsv41-max-tokens"] = "unlimited" if self.max_tokens is None else str(self.max_tokens)
         if self.cap_source in (CapSource.CLAMPED, CapSource.FILLED):
             out["x-dsv41-max-tokens-source"] = self.cap_source
         if self.thinking is not None:
@@ -110,9 +119,29 @@ def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:
     return out, Effective(flag(out, "stream"), max_tokens, source)
 
 
+def tokenize(body: Body, limits: Limits) -> tuple[Body, Effective]:
+    """`/tokenize`: of a text as it is, or of messages as a chat would render them. Raises BadRequest."""
+    out = common(body, limits)
+    if ("prompt" in out) == ("messages" in out):
+        raise BadRequest("send either prompt or messages, and not both.", "prompt", "missing_field")
+    on = effort = None
+    if "messages" in out:
+        out["messages"] = _messages(out)
+        thinks = template_thinking(out, limits)
+        on, effort = thinks.on, thinks.budget
+    return out, Effective(False, None, CapSource.NONE, on, effort, generates=False)
+
+
 def with_max_tokens(body: Body, max_tokens: int) -> Body:
     """The same normalised body with another token limit."""
-    return body | {name: max_tokens for name in ("max_completion_tokens", "max_tokens") if name in body}
+    return body | {name: max_tokens + more for name, more in _CAP_FIELDS.items() if name in body}
+
+
+def with_usage(body: Body) -> tuple[Body, bool]:
+    """The same streamed request with its usage at the end, and whether that is a surprise to the client."""
+    options = an_object(body, "stream_options")
+    asked = flag(options, "include_usage") if options.get("include_usage") is not None else False
+    return body | {"stream_options": options | {"include_usage": True}}, not asked
 
 
 def common(body: Body, limits: Limits) -> Body:

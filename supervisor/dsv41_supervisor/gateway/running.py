@@ -6,6 +6,7 @@ import asyncio
 from types import TracebackType
 
 from .answers import Failure, engine_lost
+from .observe import Seen
 from .readiness import Readiness
 
 
@@ -18,10 +19,14 @@ class Cut(Exception):
 
 
 class Ticket:
-    """One request under way. As an async context it can be ended at any await inside; then it raises Cut."""
+    """One request under way. As an async context it can be ended at any await inside; then it raises Cut.
+
+    Attributes: `seen`: what is known of its answer so far, for whoever counts.
+    """
 
     def __init__(self, running: Running, boot: str | None) -> None:
         self.boot = boot
+        self.seen = Seen()
         self._running = running
         self._scope = asyncio.timeout(None)
         self._why: Failure | None = None

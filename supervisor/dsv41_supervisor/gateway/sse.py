@@ -9,23 +9,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: every client ignores it, and proxies in between see that the stream lives."""
+from .answers import Failure
+from .protocols import Protocol
 
 MAX_HELD_BYTES = 4 << 20
 """An event larger than this is let out in pieces. Guess; with top log-probabilities one has some 10 kB."""
+
+_HEAD_BYTES = 64
+"""Of an event, to know its name."""
 
 
 class WholeEvents:
     """Takes chunks as they arrive, gives back the whole events among them, holds the rest.
 
-    Attributes: `at_boundary`: the bytes given back end with a whole event. `done`: the last event is
-    `[DONE]`.
+    Attributes: `at_boundary`: the bytes given back end with a whole event. `done`: the last event is one that
+    ends an answer in this protocol.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: Protocol = Protocol.OPENAI) -> None:
+        self._protocol = protocol
         self._held = b""
         self._tail = b"\n\n"
+        self._head = b""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes that can go to the client now; may be empty."""
@@ -43,7 +48,12 @@ class WholeEvents:
 
     def _out(self, released: bytes) -> bytes:
         if released:
-            self._tail = (self._tail + released[-32:])[-32:]
+            start = released.rfind(b"\n\n", 0, max(0, len(released) - 2)) + 2
+            if start > 1:
+                self._head = released[start : start + _HEAD_BYTES]
+            elif self.at_boundary:
+                self._head = released[:_HEAD_BYTES]
+            self._tail = (self._tail + released[-8:])[-8:]
         return released
 
     @property
@@ -52,7 +62,9 @@ class WholeEvents:
 
     @property
     def done(self) -> bool:
-        return self._tail.rstrip().endswith(b"data: [DONE]")
+        # `[DONE]` is whole without the blank line behind it, the others are not.
+        whole = self.at_boundary or self._protocol is Protocol.OPENAI
+        return whole and self._head.startswith(self._protocol.last_events)
 
 
 def _last_end(text: bytes) -> int:
@@ -60,6 +72,34 @@ def _last_end(text: bytes) -> int:
     return max((text.rfind(mark) + len(mark) if mark in text else 0) for mark in (b"\n\n", b"\r\n\r\n"))
 
 
-def event(payload: dict[str, Any], *, after_boundary: bool = True) -> bytes:
-    """One `data:` event; `after_boundary` false first ends the one that was left open."""
-    return (b"" if after_boundary else b"\n\n") + b"data: " + json.dumps(payload).encode() + b"\n\n"
+def event(payload: dict[str, Any], name: str | None = None) -> bytes:
+    named = f"event: {name}\n".encode() if name else b""
+    return named + b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+def error_events(
+    protocol: Protocol,
+    failure: Failure,
+    *,
+    after_boundary: bool = True,
+    begun: dict[str, Any] | None = None,
+    number: int = 0,
+) -> bytes:
+    """The end of a stream that cannot go on, as this protocol says it. `after_boundary` false first ends an open event.
+
+    For Responses, `begun` is the response object that the stream began with, `number` the next event's. Clients
+    that follow the object see it fail; others, OpenAI's SDK among them, know only the event `error`.
+    """
+    out = b"" if after_boundary else b"\n\n"
+    payload = failure.payload(protocol)
+    if protocol is Protocol.ANTHROPIC:
+        return out + event(payload, "error")
+    if protocol is Protocol.OPENAI:
+        return out + event(payload)
+    if begun is not None:
+        told = {"code": "server_error", "message": failure.message}  # their list of codes has none of ours
+        failed = {"type": "response.failed", "response": begun | {"status": "failed", "error": told}}
+        out += event(failed | {"sequence_number": number}, "response.failed")
+        number += 1
+    flat = {"code": failure.code, "message": failure.message, "param": failure.param}
+    return out + event({"type": "error", "sequence_number": number} | flat | payload, "error")

@@ -49,11 +49,12 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Engine:
-    """In SGLang's place. `behave`: what it does next; `seen`: what it got; `left`: clients that left."""
+    """In SGLang's place. `behave`: what it does next; `left`: clients that left; `aborted`: requests, by name."""
 
     port: int = field(default_factory=free_port)
     seen: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     left: int = 0
+    aborted: list[str] = field(default_factory=list)
     behave: Behaviour | None = None
     runner: web.AppRunner | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,6 +72,9 @@ class Engine:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json.loads(raw) if raw else {}
+        if request.path == "/abort_request":
+            self.aborted.append(body["rid"])
+            return web.Response()
         self.seen.append((request.path, dict(request.headers), body))
         try:
             return await (self.behave or self.answer)(request, body)
@@ -203,7 +207,7 @@ class Fleet:
     url: str = ""
 
     def post(self, path: str = "/v1/chat/completions", key: str | None = KEY, **body: Any) -> Any:
-        if path == "/v1/chat/completions":
+        if path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
             body.setdefault("messages", [{"role": "user", "content": "What is 19 + 23?"}])
         return self.http.post(self.url + path, json={"model": MODEL} | body, headers=bearer(key))
 

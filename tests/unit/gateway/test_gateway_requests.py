@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from dsv41_supervisor.gateway.routes import ROUTES
 
 pytestmark = pytest.mark.asyncio
 
 ADMIN_ROUTES = [
     "/generate", "/flush_cache", "/abort_request", "/pause_generation", "/continue_generation",
     "/start_profile", "/server_info", "/model_info", "/get_model_info", "/v1/loads", "/invocations",
-    "/update_weights_from_disk", "/health_generate", "/v1/embeddings", "/v1/responses", "/api/chat",
-    "/tokenize", "/", "/docs", "/v1//models", "/v1/chat/completions/", "/V1/models",
+    "/update_weights_from_disk", "/health_generate", "/v1/embeddings", "/api/chat",
+    "/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/v1/messages/batches",
+    "/detokenize", "/v1/detokenize", "/", "/docs", "/v1//models", "/v1/chat/completions/", "/V1/models",
     "/v1/models/../../flush_cache", "/%2e%2e/flush_cache",
 ]  # fmt: skip
 
@@ -130,7 +132,8 @@ async def test_every_other_route_is_a_404_that_never_reaches_the_engine(start: A
         ) as response:
             assert response.status == 404, path
             body = await response.json()
-            assert is_openai_error(body) and body["error"]["code"] == "unknown_url"
+            assert is_openai_error(body) or path.startswith("/v1/messages")
+            assert body["error"]["code"] == "unknown_url"
     assert fleet.engine.seen == []
 
 
@@ -381,6 +384,24 @@ async def test_the_openapi_document_names_every_route(start: Any) -> None:
             async with fleet.http.request(method, url) as response:
                 keyless = operations[method].get("security") == [{}]
                 assert response.status == (200 if keyless else 401), path
+
+
+async def test_the_openapi_document_has_a_schema_for_every_route_that_reaches_the_engine(start: Any) -> None:
+    fleet = await start()
+    async with fleet.get("/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    for route in ROUTES:
+        told = paths[route.path]["post"]
+        schema = told["requestBody"]["content"]["application/json"]["schema"]
+        # What is named as required is what a request without it is refused for.
+        async with fleet.http.post(
+            fleet.url + route.path, json={}, headers={"Authorization": "Bearer a-key-for-the-tests-0123456789"}
+        ) as response:
+            error = (await response.json())["error"]
+            assert response.status == 400 and all(name in error["message"] for name in schema["required"])
+        shape = told["responses"]["400"]["content"]["application/json"]["schema"]["properties"]["error"]["required"]
+        assert set(shape) <= set(error)
+        assert ("text/event-stream" in told["responses"]["200"]["content"]) is route.generates
 
 
 async def test_no_key_prompt_or_answer_is_ever_logged(start: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -132,7 +132,15 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(start: Any) -
     assert b"erst" in raw and raw.count(b"\n\n") == raw.count(b"data: ") == 2
 
 
-@pytest.mark.parametrize("lie", [b"", event("half"), event("half") + b'data: {"x'])
+async def test_a_stream_that_ends_before_it_began_is_a_502(start: Any) -> None:
+    fleet = await start()
+    fleet.engine.behave = fleet.engine.streaming([b""])
+    async with fleet.post(stream=True) as response:
+        assert response.status == 502 and "Retry-After" in response.headers
+        assert (await response.json())["error"]["code"] == "engine_lost"
+
+
+@pytest.mark.parametrize("lie", [event("half"), event("half") + b'data: {"x'])
 async def test_a_stream_that_ends_politely_without_done_is_an_error_all_the_same(
     start: Any, lie: bytes
 ) -> None:

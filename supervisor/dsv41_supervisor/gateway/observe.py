@@ -1,0 +1,152 @@
+"""What passes by on its way to the client: how much was used, and why it ended. Pure; bytes stay as they are.
+
+Only events that can say something are parsed: the names looked for cannot be part of a text, because quotes and
+line ends inside JSON strings are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from .protocols import Protocol
+
+_CHAT = re.compile(rb'"(?:finish_reason": ?"|usage": ?\{)')
+_CHAT_USAGE = re.compile(rb'"choices": ?\[\], ?"usage": ?\{')
+_NAMED = {
+    Protocol.RESPONSES: re.compile(rb"event: response\.(?:created|completed|incomplete|failed)\n"),
+    Protocol.ANTHROPIC: re.compile(rb"event: (?:message_start|message_delta|error)\n"),
+}
+_NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
+_TOKEN = re.compile(r"output token (\d+)")
+_FINISHES = {
+    "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
+    "max_output_tokens": "length",
+}  # fmt: skip
+"""Every protocol's reason, in OpenAI's words."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of one answer. A count is None until the engine has said it."""
+
+    prompt_tokens: int | None = None
+    """Cached ones included."""
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    finish: str | None = None
+    """stop, length, tool_calls, repetition, error, engine_lost, client_gone."""
+    at_token: int | None = None
+    """Where a repetition began."""
+    begun: dict[str, Any] | None = field(default=None, repr=False)
+    """The response object of a Responses stream that has not ended."""
+
+    def headers(self) -> dict[str, str]:
+        if self.finish is None:
+            return {}
+        at = "" if self.at_token is None else f"; token={self.at_token}"
+        return {"x-dsv41-finish": self.finish + at}
+
+    def read(self, protocol: Protocol, said: dict[str, Any]) -> None:
+        """One JSON object of the engine's: a whole answer, or an event that tells something."""
+        if protocol is Protocol.ANTHROPIC:
+            message = said.get("message")
+            inner = message if isinstance(message, dict) else said
+            self._usage(inner.get("usage"), "input_tokens", "output_tokens")
+            delta = said.get("delta")
+            reason = (delta if isinstance(delta, dict) else inner).get("stop_reason")
+        elif protocol is Protocol.RESPONSES:
+            response = said.get("response")
+            inner = response if isinstance(response, dict) else said
+            self.begun = inner if said.get("type") == "response.created" else None
+            self._usage(inner.get("usage"), "input_tokens", "output_tokens")
+            reason = _responses_reason(inner)
+        else:
+            self._usage(said.get("usage"), "prompt_tokens", "completion_tokens")
+            reason = self._chat_reason(said.get("choices"))
+        if "error" in said and said["error"]:
+            reason = "error"
+        if isinstance(reason, str):
+            self.finish = _FINISHES.get(reason, reason)
+
+    def _usage(self, usage: object, prompt: str, completion: str) -> None:
+        if not isinstance(usage, dict):
+            return
+        details = _part(usage, f"{prompt}_details")
+        cached = usage.get("cache_read_input_tokens", details.get("cached_tokens"))
+        reasoning = _part(usage, f"{completion}_details").get("reasoning_tokens", usage.get("reasoning_tokens"))
+        if isinstance(usage.get(prompt), int):
+            self.prompt_tokens = usage[prompt] + usage.get("cache_read_input_tokens", 0)
+        if isinstance(usage.get(completion), int):
+            self.completion_tokens = usage[completion]
+        self.cached_tokens = cached if isinstance(cached, int) else self.cached_tokens
+        self.reasoning_tokens = reasoning if isinstance(reasoning, int) else self.reasoning_tokens
+
+    def _chat_reason(self, choices: object) -> object:
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            return None
+        matched = choices[0].get("matched_stop")
+        if isinstance(matched, str) and matched.startswith("repetition"):
+            # How the adapter loop_abort ends a loop; SGLang says `stop` for it.
+            found = _TOKEN.search(matched)
+            self.at_token = int(found[1]) if found else None
+            return "repetition"
+        return choices[0].get("finish_reason")
+
+
+def _responses_reason(response: dict[str, Any]) -> object:
+    status = response.get("status")
+    if status == "incomplete":
+        return _part(response, "incomplete_details").get("reason")
+    if status == "completed":
+        kinds = {item.get("type") for item in response.get("output") or [] if isinstance(item, dict)}
+        return "tool_calls" if kinds & {"function_call", "custom_tool_call"} else "stop"
+    return "error" if status == "failed" else None
+
+
+def _part(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    part = holder.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+class Observer:
+    """Looks at whole events as they pass. `hide_usage`: the client did not ask for the chunk that we asked for."""
+
+    def __init__(self, protocol: Protocol, seen: Seen, *, hide_usage: bool = False) -> None:
+        self.seen = seen
+        self._protocol = protocol
+        self._hide_usage = hide_usage
+        self._interesting = _NAMED.get(protocol, _CHAT)
+        self._last = b""
+
+    def look(self, events: bytes) -> bytes:
+        """The bytes for the client: these, without the usage chunk it did not ask for."""
+        if self._protocol is Protocol.RESPONSES and events:
+            self._last = events
+        if self._interesting.search(events) is None:
+            return events
+        kept = []
+        for raw in events.split(b"\n\n"):
+            if self._interesting.search(raw):
+                self._read(raw)
+                if self._hide_usage and _CHAT_USAGE.search(raw):
+                    continue
+            kept.append(raw)
+        return b"\n\n".join(kept)
+
+    def _read(self, raw: bytes) -> None:
+        try:
+            said = json.loads(raw[raw.index(b"data: ") + 6 :])
+        except ValueError:
+            return
+        if isinstance(said, dict):
+            self.seen.read(self._protocol, said)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next event of a Responses stream has."""
+        numbers = _NUMBER.findall(self._last)
+        return int(numbers[-1]) + 1 if numbers else 0
