@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from ..journal import log
-from . import openapi, policy
+from . import metrics_waiting, openapi, policy
 from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
 from .config import GatewayConfig
 from .forward import Forwarder, Job, make_job
@@ -28,6 +28,7 @@ from .readiness import Readiness
 from .refuse import Refuse
 from .routes import ROUTES, Route
 from .running import Running
+from .waiting import Lobby
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,6 +53,7 @@ class Gateway:
         keys: KeyFile | None,
         forwarder: Forwarder,
         running: Running,
+        lobby: Lobby,
         metrics: Metrics,
         readiness: Callable[[], Readiness],
     ) -> None:
@@ -59,6 +61,7 @@ class Gateway:
         self._keys = keys
         self._forwarder = forwarder
         self._running = running
+        self._lobby = lobby
         self._metrics = metrics
         self._meters = Meters()
         self._readiness = readiness
@@ -171,6 +174,7 @@ class Gateway:
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         text = self._metrics.text(ready=self._readiness().ready, running=len(self._running.tickets))
+        text += metrics_waiting.text(self._lobby, self._meters, time.monotonic())
         return web.Response(text=text, content_type="text/plain")
 
     async def _openapi(self, _: web.Request) -> web.Response:
@@ -180,15 +184,19 @@ class Gateway:
 
     def _generate(self, to: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            with self._meters.request(request[CALLER], self._config.limits.served_model_name) as use:
-                self._require_ready()  # before the body: nobody uploads for a 503
+            caller = request[CALLER]
+            model = self._config.limits.served_model_name
+            with self._meters.request(caller, model) as use, self._lobby.place(caller.name) as place:
+                self._lobby.check()  # before the body: nobody uploads for a 503
                 job = await self._job(request, to)
-                use.tokens(estimated_tokens(len(job.encoded)))
+                tokens = estimated_tokens(len(job.encoded))
+                use.tokens(tokens)
+                turn = await place.wait(tokens, len(job.encoded))
                 now = self._require_ready()
                 # No await between this look and the ticket: a boot that ends from now on ends this request.
                 ticket = self._running.open(now.boot)
                 job.upstream = now.upstream or ""
-                job.headers = {"x-dsv41-boot": now.boot or ""}
+                job.headers = {"x-dsv41-boot": now.boot or ""} | turn.headers()
                 if job.effective.stream:
                     return await self._forwarder.stream(request, job, ticket)
                 return await self._forwarder.whole(job, ticket)

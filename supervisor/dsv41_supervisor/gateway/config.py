@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..credentials import API_KEYS, FLEET_KEY, credential
 from ..errors import Dsv41Error, Stage
+from .admission import Lanes
 from .policy import Limits
+from .waiting import Patience
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -46,6 +48,8 @@ class GatewayConfig:
     keys_file: Path | None
     """None: nobody needs a key (the settings allow that on loopback only)."""
     max_body_bytes: int = 64 << 20
+    lanes: Lanes = field(default_factory=Lanes)
+    patience: Patience = field(default_factory=Patience)
     timings: Timings = field(default_factory=Timings)
 
     @classmethod
@@ -75,6 +79,12 @@ class GatewayConfig:
             ),
             keys_file=_keys_file(settings, node) if settings.gateway.require_key else None,
             max_body_bytes=settings.gateway.max_body_bytes,
+            lanes=_lanes(settings),
+            patience=Patience(
+                queue_s=settings.gateway.admission.queue_s,
+                hold_s=settings.gateway.hold_s,
+                hold_requests=settings.gateway.hold_requests,
+            ),
             timings=Timings(peer_timeout_s=settings.supervisor.peer_timeout_s),
         )
 
@@ -83,3 +93,14 @@ def _keys_file(settings: Settings, node: str) -> Path:
     """The file itself where this user may read it: it is read again when it changes. A credential never changes."""
     path = Path(settings.path(settings.gateway.keys_file, node))
     return path if os.access(path, os.R_OK) else credential(API_KEYS) or path
+
+
+def _lanes(settings: Settings) -> Lanes:
+    said = settings.gateway.admission
+    running = said.running_requests or settings.engine.memory.max_running_requests
+    return Lanes(
+        running=running,
+        reserved=min(said.short_reserved, running - 1),
+        short_tokens=said.short_tokens,
+        waiting=said.queue_requests,
+    )

@@ -100,6 +100,9 @@ class Meter:
     in_flight: int = 0
     owed_tokens: float = 0.0
     """Tokens used and not yet forgiven: a minute's limit is forgiven each minute, steadily."""
+    taken: int = 0
+    used_tokens: float = 0.0
+    """Since the gateway began; for its metrics."""
     _at: float = -inf
 
     def enter(self, limits: KeyLimits, now: float) -> Exceeded | None:
@@ -115,6 +118,7 @@ class Meter:
                     "tokens_per_minute", limits.tokens_per_minute, (over + 1) * 60 / limits.tokens_per_minute
                 )
         self.in_flight += 1
+        self.taken += 1
         return None
 
     def leave(self) -> None:
@@ -122,6 +126,7 @@ class Meter:
 
     def charge(self, limits: KeyLimits, tokens: float, now: float) -> None:
         """Tokens used; negative corrects an estimate that was too high."""
+        self.used_tokens += tokens
         if limits.tokens_per_minute is None:
             self.owed_tokens = 0.0
             return

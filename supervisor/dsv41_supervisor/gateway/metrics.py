@@ -31,12 +31,12 @@ class Metrics:
 
     def text(self, *, ready: bool, running: int) -> str:
         lines = [
-            *_family("requests_total", "counter", "Finished requests."),
+            *family("requests_total", "counter", "Finished requests."),
             *(
                 f'dsv41_gateway_requests_total{{route="{route}",status="{status}"}} {n}'
                 for (route, status), n in sorted(self.requests.items())
             ),
-            *_family("answers_total", "counter", "Answers by how they ended."),
+            *family("answers_total", "counter", "Answers by how they ended."),
             *(
                 f'dsv41_gateway_answers_total{{route="{route}",finish="{finish}"}} {n}'
                 for (route, finish), n in sorted(self.answers.items())
@@ -57,9 +57,9 @@ class Metrics:
             ("cached_tokens_total", "counter", "Prompt tokens that were cached.", self.cached_tokens),
             ("completion_tokens_total", "counter", "Tokens of answers.", self.completion_tokens),
         ):
-            lines += [*_family(name, kind, what), f"dsv41_gateway_{name} {value}"]
+            lines += [*family(name, kind, what), f"dsv41_gateway_{name} {value}"]
         return "\n".join(lines) + "\n"
 
 
-def _family(name: str, kind: str, what: str) -> tuple[str, str]:
+def family(name: str, kind: str, what: str) -> tuple[str, str]:
     return f"# HELP dsv41_gateway_{name} {what}", f"# TYPE dsv41_gateway_{name} {kind}"

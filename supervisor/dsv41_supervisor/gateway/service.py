@@ -22,8 +22,9 @@ from .config import GatewayConfig
 from .forward import Forwarder
 from .keys import KeyFile
 from .metrics import Metrics
-from .readiness import Watcher
+from .readiness import Readiness, Watcher
 from .running import Running
+from .waiting import Lobby
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -63,15 +64,21 @@ async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
     """A gateway that listens; gives the task that watches the fleet. Raises Dsv41Error if it cannot start."""
     keys = KeyFile(config.keys_file) if config.keys_file is not None else None
     metrics, running = Metrics(), Running()
+
+    def changed(now: Readiness) -> None:
+        running.fleet_changed(now)
+        lobby.fleet_changed(now)
+
     watcher = Watcher(
         config.supervisor_url,
         config.fleet,
         read_fleet_key(config.fleet_key_file),
         config.timings.peer_timeout_s,
-        on_change=running.fleet_changed,
+        on_change=changed,
     )
+    lobby = Lobby(config.lanes, config.patience, lambda: watcher.current)
     forwarder = Forwarder(config.timings, metrics)
-    gateway = Gateway(config, keys, forwarder, running, metrics, lambda: watcher.current)
+    gateway = Gateway(config, keys, forwarder, running, lobby, metrics, lambda: watcher.current)
     runner = web.AppRunner(
         gateway.app(),
         handle_signals=False,
@@ -95,6 +102,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
             yield watching
         finally:
             await site.stop()
+            lobby.stop()
             await _let_finish(running, config.timings.stop_grace_s)
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):

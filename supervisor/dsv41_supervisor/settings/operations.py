@@ -63,6 +63,35 @@ class Pack(Model):
     engine: ReadEngine = Field(default=ReadEngine.AUTO, description="How rows are read from the drive.")
 
 
+class Admission(Model):
+    running_requests: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Requests at the engine at once; others wait in the gateway. "
+        "null: engine.memory.max_running_requests.",
+    )
+    short_reserved: Annotated[int, Field(ge=0, le=1023)] = Field(
+        default=1, description="Of these, places that only short prompts take: they do not wait behind long ones."
+    )
+    short_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(
+        default=4096, description="A prompt up to this is short, at four bytes of the request a token."
+    )
+    queue_requests: Annotated[int, Field(ge=0, le=65536)] = Field(
+        default=256, description="Most requests that wait; one more is answered 503."
+    )
+    queue_s: Annotated[float, Field(gt=0, le=86400)] = Field(
+        default=300, description="Seconds a request waits for its turn before it is answered 503."
+    )
+
+    @model_validator(mode="after")
+    def _long_ones_have_a_place(self) -> Admission:
+        if self.running_requests is not None and self.short_reserved >= self.running_requests:
+            raise ValueError(
+                f"gateway.admission.short_reserved {self.short_reserved} is not below "
+                f"gateway.admission.running_requests {self.running_requests}: no long prompt would ever run"
+            )
+        return self
+
+
 class Gateway(Model):
     address: IPv4Address = Field(
         default=IPv4Address("127.0.0.1"),
@@ -79,6 +108,15 @@ class Gateway(Model):
     )
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
         default=64 << 20, description="Largest request body."
+    )
+    admission: Admission = Field(default_factory=Admission, description="Who goes to the engine next, and who waits.")
+    hold_s: Annotated[float, Field(ge=0, le=86400)] = Field(
+        default=0,
+        description="Seconds a new request is held while the fleet recovers, instead of a 503 at once; 0 = off. "
+        "Proxies in between must wait as long.",
+    )
+    hold_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
+        default=64, description="Most requests held over a recovery."
     )
 
     @model_validator(mode="after")

@@ -214,6 +214,10 @@ class Fleet:
     def get(self, path: str, key: str | None = KEY) -> Any:
         return self.http.get(self.url + path, headers=bearer(key))
 
+    async def metrics(self) -> str:
+        async with self.get("/metrics") as response:
+            return str(await response.text())
+
     def head(self, length: int, *more: str, key: str = KEY, version: str = "1.1") -> bytes:
         """The head of a chat request, for tests that write to a socket themselves."""
         lines = [

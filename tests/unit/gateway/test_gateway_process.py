@@ -20,6 +20,8 @@ import pytest
 import pytest_asyncio
 from dsv41_supervisor import gateway
 from dsv41_supervisor.errors import Dsv41Error
+from dsv41_supervisor.gateway.admission import Lanes
+from dsv41_supervisor.gateway.config import GatewayConfig
 from dsv41_supervisor.settings import parse
 
 KEY = "a-key-for-the-tests-0123456789"
@@ -166,6 +168,22 @@ def test_keys_that_cannot_be_used_stop_it_before_it_listens(
     assert error.value.exit_status == 78 and says in str(error.value)
     with pytest.raises(aiohttp.ClientConnectorError):
         asyncio.run(answers(settings["gateway"]["port"], "/ready", within_s=0))
+
+
+def test_places_at_the_engine_are_as_many_as_it_runs_unless_others_are_named(settings: dict[str, Any]) -> None:
+    def lanes() -> Lanes:
+        return GatewayConfig.from_settings(parse(json.dumps(settings)), "spark1").lanes
+
+    settings["engine"]["memory"] = {"max_running_requests": 4}
+    assert (lanes().running, lanes().reserved) == (4, 1)
+    settings["engine"]["memory"] = {"max_running_requests": 1}
+    assert (lanes().running, lanes().reserved) == (1, 0)
+    settings["gateway"]["admission"] = {"running_requests": 9, "short_reserved": 3}
+    assert (lanes().running, lanes().reserved) == (9, 3)
+    settings["gateway"]["admission"] = {"running_requests": 3, "short_reserved": 3}
+    with pytest.raises(Dsv41Error) as refused:
+        lanes()
+    assert "short_reserved 3 is not below gateway.admission.running_requests 3" in str(refused.value)
 
 
 def test_it_runs_on_the_head_only(tmp_path: Path, settings: dict[str, Any]) -> None:
