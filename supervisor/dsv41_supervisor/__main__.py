@@ -16,7 +16,7 @@ from .errors import Dsv41Error, Exit
 # In the order of a first day: try it, bring it up, look at it; then what units run.
 COMMANDS = (
     "demo", "doctor", "up", "down", "drain", "pause", "status", "logs", "incident", "smoke", "key", "pack", "adapters",
-    "check_config", "schema", "supervisor", "guard", "rank", "probe", "gateway",
+    "check_config", "schema", "supervisor", "guard", "rank", "probe", "container", "gateway",
 )  # fmt: skip
 
 

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 FABRIC = "fabric"
 HOST = "host"
+CONTAINER = "container"
 _MODULES = (
     "dsv41_supervisor.fabric.checks",
     "dsv41_supervisor.doctor.host_checks",
+    "dsv41_supervisor.doctor.container_checks",
     "dsv41_supervisor.doctor.fleet_checks",
 )
 """Modules that register checks when they are imported."""

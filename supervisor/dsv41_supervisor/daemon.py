@@ -22,6 +22,7 @@ from .guard.link import GUARD_UNIT, guard_argv
 from .incident.evidence import LAST_LINES
 from .journal import log
 from .node import NodeAgent
+from .rank.container import CONTAINER_UNIT
 from .rank.notify import notify, watchdog_beat_s
 from .settings import Settings, UnitBackend
 from .units import PACK_UNIT, Units, rank_unit
@@ -135,7 +136,7 @@ async def _units(settings: Settings, settings_path: Path, node: str) -> Units:
         # Here and not above: the demo never needs a D-Bus library in memory.
         from .units.systemd import SystemdUnits
 
-        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT, FIREWALL_UNIT])
+        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT, FIREWALL_UNIT, CONTAINER_UNIT])
         await systemd.open()
         return systemd
     common = ["--settings", str(settings_path), "--node", node]

@@ -45,6 +45,7 @@ from .guard.link import GuardLink, kill_sentence
 from .incident.rails import RailHistory
 from .journal import Event, event, log
 from .light import give_back
+from .node_containers import NodeContainers
 from .node_found import NodeFound
 from .node_preparing import PACK_STOP_S, NodePreparing
 from .node_shown import NodeShown
@@ -85,6 +86,7 @@ class NodeAgent:
         self._admitted = asyncio.Event()
         self.probe = EngineProbe(settings.fleet.nodes[node].engine_port, settings.engine.served_model_name)
         self.fabric = NodeFabric(settings, node, self.found.rails_changed, ruleset=ruleset_of(settings, node, units))
+        self.containers = NodeContainers(settings, node, units)
         self._specs = discover()
         self.engine_load: dict[str, float] | None = None
         """Requests and tokens a second of the head's engine while it serves."""
@@ -205,6 +207,7 @@ class NodeAgent:
             holder = await becomes_free(self.settings.fleet.nodes[self.node].engine_port, self._waits)
             return {
                 "members": list(members),
+                "containers": [] if waiting and keep_waiting else await self.containers.left(),
                 "port_free": holder is None,
                 "port_holder": holder.words if holder is not None else None,
                 "port_holder_pid": holder.pid if holder is not None else None,

@@ -69,7 +69,10 @@ class NodePreparing:
 
         try:
             with fields(node=agent.node):
-                done = await prepare(agent.settings, agent.node, agent.fabric, self._run_pack, entered)
+                done = await prepare(
+                    agent.settings, agent.node, agent.fabric, self._run_pack, entered,
+                    (lambda: agent.containers.report(agent.fabric.override)) if agent.containers.used else None,
+                )  # fmt: skip
             preparation.took_s = done.took_s
             preparation.rows = {str(layer.layer): layer.n_rows for layer in done.pack.layers}
             await agent.shown.know_bits()

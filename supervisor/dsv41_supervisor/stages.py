@@ -42,8 +42,10 @@ async def prepare(
     fabric_of_node: NodeFabric,
     pack_rows: Callable[[], Awaitable[None]],
     entered: Callable[[Stage], None],
+    look_at_container: Callable[[], Awaitable[object]] | None = None,
 ) -> Prepared:
-    """Stages 2–4 on one node. `pack_rows` runs the pack unit; `entered` hears of each stage as it begins.
+    """Stages 2–4 on one node. `pack_rows` runs the pack unit; `entered` hears of each stage as it begins. Where the
+    engine is an image, what its container needs is looked at before the rows are packed, which takes minutes.
 
     Raises Refused with all reasons of the first stage that does not pass.
     """
@@ -62,6 +64,8 @@ async def prepare(
 
     fabric = await stage(Stage.FABRIC, fabric_of_node.check())
     share = await stage(Stage.SHARE, _in_thread(check_checkpoint, settings, node, "the checkpoint's headers"))
+    if look_at_container is not None:
+        await stage(Stage.ENGINE, look_at_container())
     pack = await stage(Stage.PACK, _pack(settings, node, pack_rows))
     return Prepared(fabric, share, pack, took_s)  # type: ignore[arg-type]
 

@@ -68,21 +68,63 @@ async def test_containers_serve_are_lost_come_back_and_go(
         assert not [n for n in fleet.settings.fleet.nodes if (report_dir(fleet.settings, n) / "environment").exists()]
 
 
-async def test_a_container_whose_rank_is_gone_is_removed_before_the_next(
+def leave(podman: Podman, fleet: FleetUnderTest, rank: int, name: str) -> int:
+    """As after a kill that nobody of ours saw: a container runs on, and its rank is no more. Gives its process."""
+    node = fleet.settings.fleet.by_rank(rank)
+    podman(
+        "run", "--detach", "--network=host", "--cgroups=disabled", "--name", name, "--ulimit", "nofile=1024:1024",
+        "--label", f"dsv41.node={fleet.settings.fleet.name}/{node}", "--label", f"dsv41.holder={os.getpid()}-1",
+        "--volume", "/usr:/usr:ro", podman.image, "/usr/bin/sleep", "600",
+    )  # fmt: skip
+    pid = int(podman("inspect", "--format", "{{.State.Pid}}", name))
+    assert read(pid) is not None
+    return pid
+
+
+async def test_a_container_whose_rank_is_gone_is_removed_and_named_when_that_fails(
     tmp_path: Path, demo_checkpoint: Path, podman: Podman
 ) -> None:
-    """As after a kill that nobody of ours saw: the container runs on, and its rank is no more."""
     async with running_fleet(tmp_path, demo_checkpoint, change=lambda raw: podman.use(raw, tmp_path)) as fleet:
-        node = fleet.settings.fleet.by_rank(2)
-        stale = podman(
-            "run", "--detach", "--network=host", "--cgroups=disabled", "--name", "dsv41-stale",
-            "--ulimit", "nofile=1024:1024", "--label", f"dsv41.node={fleet.settings.fleet.name}/{node}",
-            "--label", f"dsv41.holder={os.getpid()}-1", "--volume", "/usr:/usr:ro", podman.image,
-            "/usr/bin/sleep", "600",
-        )  # fmt: skip
-        pid = int(podman("inspect", "--format", "{{.State.Pid}}", stale))
-        assert read(pid) is not None
+        pid = leave(podman, fleet, 2, "dsv41-stale")
         status = await fleet.up(120)
         assert status["state"] == "serving", status["refusals"]
         await gone(pid, 10)
         assert "dsv41-stale" not in podman.containers() and len(podman.containers()) == 3
+
+        pid = leave(podman, fleet, 1, "dsv41-stubborn")
+        podman.fail_to_remove(True)
+        try:
+            code, text = await fleet.dsv41("down")
+        finally:
+            podman.fail_to_remove(False)
+        assert code != 0
+        assert "the container dsv41-stubborn (" in text and "podman rm --force dsv41-stubborn" in text
+        await gone(pid, 10)
+        code, text = await fleet.dsv41("down")
+        assert code == 0, text
+        assert podman.containers() == []
+
+
+async def test_what_a_rank_lacks_is_refused_before_the_boot_and_said_by_the_doctor(
+    tmp_path: Path, demo_checkpoint: Path, podman: Podman
+) -> None:
+    absent = f"{podman.image[:-64]}{'0' * 64}"
+
+    def change(raw: dict[str, Any]) -> None:
+        podman.use(raw, tmp_path)
+        raw["engine"]["container"]["image"] = absent
+        raw["engine"]["container"]["mounts"].append(str(tmp_path / "tables"))
+
+    async with running_fleet(tmp_path, demo_checkpoint, change=change) as fleet:
+        status = await fleet.up(60)
+        assert status["state"] == "failed"
+        said = "\n".join(r["what"] + " " + r["hint"] for r in status["refusals"])
+        for node in fleet.settings.fleet.nodes:
+            assert f"Run podman pull {absent} on {node}" in said
+            assert f"Put it on {node}" in said
+        code, text = await fleet.dsv41("doctor", "--json", "--timeout", "20")
+        assert code == 69
+        assert "container-image" in text and "container-mounts" in text
+        assert podman.containers() == []
+        code, text = await fleet.dsv41("container", "--node", "spark1")
+        assert code == 69 and f"refusal: spark1: the engine's image {absent} is not there." in text

@@ -27,6 +27,7 @@ _CATATONIT = ("/usr/libexec/podman/catatonit", "/usr/libexec/catatonit", "/usr/b
 _WRAPPER = """#!/bin/sh
 command=$1; shift
 [ "$command" = run ] && set -- --ulimit nproc=$(ulimit -Hn):$(ulimit -Hn) "$@"
+[ "$command" = rm ] && [ -e {store}/rm-fails ] && echo "Error: told to fail" >&2 && exit 125
 set -- podman --root {store}/root --runroot {store}/run --tmpdir {store}/tmp --cgroup-manager cgroupfs \
   --events-backend none --runtime crun "$command" "$@"
 [ -e /sys/fs/cgroup/cgroup.controllers ] && exec "$@"
@@ -46,6 +47,11 @@ class Podman:
         done = subprocess.run([self.program, *arguments], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"podman {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
+
+    def fail_to_remove(self, fail: bool) -> None:
+        """Whether `podman rm` fails from now on."""
+        flag = self.program.with_name("rm-fails")
+        flag.touch() if fail else flag.unlink()
 
     def containers(self) -> list[str]:
         return sorted(self("ps", "--all", "--format", "{{.Names}}").split())

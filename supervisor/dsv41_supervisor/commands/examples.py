@@ -23,5 +23,6 @@ EXAMPLES = {
     "guard": "dsv41 guard --node spark1",
     "rank": "dsv41 rank 1 --node spark2",
     "probe": "dsv41 probe --node spark1",
+    "container": "dsv41 container --node spark1",
     "gateway": "dsv41 gateway --node spark1",
 }

@@ -15,7 +15,7 @@ from ..fabric.facts import NodeFacts
 from ..fabric.read import read_facts
 from ..fleet.peers import SupervisorClient, read_fleet_key
 from ..settings import Settings
-from .collect import Standing, fabric_within, read_host
+from .collect import Standing, fabric_within, read_host, with_container
 from .facts import HostFacts
 from .fleet_facts import Answer
 
@@ -101,8 +101,11 @@ async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: A
 
 
 async def _read_here(settings: Settings, here: str, bound_s: float, asked: Asked) -> None:
+    from ..rank.container_look import look
+
+    container = (lambda: look(settings, here)) if settings.engine.container is not None else None
     host, fabric = await asyncio.gather(
-        read_host(settings, here, Standing(), BoundedReads(), bound_s),
+        with_container(bound_s, container, read_host(settings, here, Standing(), BoundedReads(), bound_s)),
         fabric_within(bound_s, read_facts(settings, here, bound_s=bound_s / 2)),
     )
     asked.host[here] = host

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..fabric.bounded import BoundedReads, Unread
 from ..settings import Device, Settings
 from . import read_files, read_gateway, read_gpu, read_proc
-from .facts import MAX_ROWS, HostFacts, Port
+from .facts import MAX_ROWS, ContainerFacts, HostFacts, Port
+
+if TYPE_CHECKING:
+    from ..rank.container_look import Look
 
 READ_S = 1.0
 """For one reader. A fleet's doctor answers within two seconds, also when a mount is dead."""
@@ -149,3 +153,19 @@ async def fabric_within(bound_s: float, reading: Any) -> dict[str, Any] | None:
             return (await reading).model_dump(mode="json")  # type: ignore[no-any-return]
     except TimeoutError:
         return None
+
+
+async def with_container(bound_s: float, look: Look | None, host: Awaitable[HostFacts]) -> HostFacts:
+    """Host facts, with what a rank in a container needs where `look` can ask. A slow podman is no missing one."""
+
+    async def containers() -> ContainerFacts | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound_s + 0.2):
+                return await look() if look is not None else None
+        return None
+
+    facts, found = await asyncio.gather(host, containers())
+    if look is not None and found is None:
+        why = f"podman did not answer within {bound_s:g} s"
+        facts = facts.model_copy(update={"unread": facts.unread | {"container": why}})
+    return facts.model_copy(update={"container": found})

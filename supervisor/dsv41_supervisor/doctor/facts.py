@@ -106,6 +106,22 @@ class GatewayAnswer(Facts):
     problem: Text | None = None
 
 
+class ContainerFacts(Facts):
+    """What a rank in a container needs. `problem`: podman could not be asked, and why; the others are None then."""
+
+    problem: Text | None = None
+    version: Word | None = None
+    image: bool | None = None
+    """Whether the image is there, by its digest."""
+    devices: Annotated[tuple[Text, ...], Field(max_length=MAX_ROWS)] | None = None
+    """CDI devices by qualified name; None where no GPU is needed."""
+    unread_specs: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
+    missing: Annotated[tuple[PathText, ...], Field(max_length=MAX_ROWS)] = ()
+    """Paths that the container is to be given and that are not there."""
+    left: Annotated[tuple[Text, ...], Field(max_length=MAX_ROWS)] = ()
+    """Containers of this node whose rank is gone."""
+
+
 class Kernel(Facts):
     """Release, command line and the sysctls that are looked at, by dotted name."""
 
@@ -143,6 +159,8 @@ class HostFacts(Facts):
     ports: Annotated[tuple[Port, ...], Field(max_length=MAX_ROWS)] | None = None
     gateway: GatewayAnswer | None = None
     """None where the settings put no gateway."""
+    container: ContainerFacts | None = None
+    """None where the engine runs by its own Python."""
     unread: Annotated[dict[Word, Text], Field(max_length=64)] = Field(default_factory=dict)
     took_s: Annotated[dict[Word, float], Field(max_length=64)] = Field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ..fabric.bounded import BoundedReads
 from ..fabric.read import read_facts
-from .collect import READ_S, Standing, fabric_within, read_host
+from .collect import READ_S, Standing, fabric_within, read_host, with_container
 from .deep.serve import DeepServer
 
 if TYPE_CHECKING:
@@ -45,12 +45,15 @@ class DoctorService:
             same=agent.shown.same_bits(), fabric_changes=tuple(map(str, agent.fabric.watch.changes)),
         )  # fmt: skip
         host, fabric = await asyncio.gather(
-            read_host(agent.settings, agent.node, standing, self._reads, bound_s),
+            with_container(
+                bound_s, agent.containers.look if agent.containers.used else None,
+                read_host(agent.settings, agent.node, standing, self._reads, bound_s),
+            ),
             fabric_within(
                 bound_s,
                 read_facts(
                     agent.settings, agent.node, None, status.members, bound_s / 2, self._reads, agent.fabric.ruleset
                 ),
             ),
-        )
+        )  # fmt: skip
         return {"host": host.model_dump(mode="json"), "fabric": fabric}

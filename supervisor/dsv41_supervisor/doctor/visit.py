@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..checks import FABRIC, HOST
+from ..checks import CONTAINER, FABRIC, HOST
 from ..checks import run as run_checks
 from ..settings import Settings
 from .ask import ask_fleet
@@ -27,6 +27,7 @@ async def visit(
             traffic = await run_deep(settings, asked.supervised, here or settings.fleet.head, show)
         else:
             show("no supervisor answered: no traffic can be sent")
-    facts = {ANSWERS: asked.answers, FABRIC: asked.fabric, HOST: asked.host}
+    containers = {node: host.container for node, host in asked.host.items() if host.container is not None}
+    facts = {ANSWERS: asked.answers, FABRIC: asked.fabric, HOST: asked.host, CONTAINER: containers}
     findings = run_checks({**facts, DEEP: traffic} if traffic is not None else facts, settings)
     return Report(settings, asked, findings, traffic, time.monotonic() - began)

@@ -288,6 +288,12 @@ class Crew:
                         f"Look at them on {name}: ps -o pid,stat,wchan -p {','.join(map(str, left['members']))}",
                         node=name, rank=rank, transient=True)
             )  # fmt: skip
+        for container in left.get("containers") or ():
+            found.append(
+                Refusal(Stage.RANK, f"the container {container} of the rank is still there.",
+                        f"See it on {name}: podman ps --all; then podman rm --force {container.partition(' ')[0]}.",
+                        node=name, rank=rank, transient=True, check="container-left")
+            )  # fmt: skip
         if not left["port_free"]:
             port = self.settings.fleet.nodes[name].engine_port
             found.append(

@@ -17,6 +17,8 @@ from ..settings import Device, Settings
 if TYPE_CHECKING:
     from .plan import Boot
 
+CONTAINER_UNIT = "dsv41-container"
+"""Looks at what a container needs, as root; see `container_look.py`."""
 NODE_LABEL = "dsv41.node"
 """On every container of ours, with `fleet/node`: how one that was left is found, whatever its name."""
 HOLDER_LABEL = "dsv41.holder"

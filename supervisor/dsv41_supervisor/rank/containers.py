@@ -51,8 +51,8 @@ def podman_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
-async def podman(argv: Sequence[str], wait_s: float) -> str:
-    """Its standard output. Raises PodmanFailed."""
+async def podman(argv: Sequence[str], wait_s: float, says_no: int = 0) -> str | None:
+    """Its standard output; None when it ended with the status `says_no`. Raises PodmanFailed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -69,6 +69,8 @@ async def podman(argv: Sequence[str], wait_s: float) -> str:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+    if says_no and process.returncode == says_no:
+        return None
     if process.returncode:
         said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         raise PodmanFailed(f"{argv[0]} {argv[1]}: {said[-1][:200] if said else f'exit status {process.returncode}'}")
