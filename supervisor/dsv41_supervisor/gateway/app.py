@@ -19,7 +19,6 @@ from .answers import Failure, bad_request, internal, not_found, not_ready, unaut
 from .config import GatewayConfig
 from .forward import Forwarder, Job, make_job
 from .keys import ANYONE, Caller, KeyFile, presented_key
-from .limits import estimated_tokens
 from .meters import Meters
 from .metrics import Metrics
 from .policy import Body
@@ -189,14 +188,13 @@ class Gateway:
             with self._meters.request(caller, model) as use, self._lobby.place(caller.name) as place:
                 self._lobby.check()  # before the body: nobody uploads for a 503
                 job = await self._job(request, to)
-                tokens = estimated_tokens(len(job.encoded))
-                use.tokens(tokens)
-                turn = await place.wait(tokens, len(job.encoded))
+                turn = await place.wait(use.begin(len(job.encoded)), len(job.encoded)) if to.generates else None
                 now = self._require_ready()
                 # No await between this look and the ticket: a boot that ends from now on ends this request.
                 ticket = self._running.open(now.boot)
                 job.upstream = now.upstream or ""
-                job.headers = {"x-dsv41-boot": now.boot or ""} | turn.headers()
+                job.headers = {"x-dsv41-boot": now.boot or ""} | (turn.headers() if turn is not None else {})
+                use.seen = ticket.seen
                 if job.effective.stream:
                     return await self._forwarder.stream(request, job, ticket)
                 return await self._forwarder.whole(job, ticket)

@@ -10,21 +10,37 @@ from math import ceil
 
 from .answers import Failure
 from .keys import Caller
-from .limits import Exceeded, Meter
+from .limits import Exceeded, Meter, estimated_tokens
+from .observe import Seen
 from .refuse import Refuse
+
+_UNANSWERED = frozenset({"error", "engine_lost"})
 
 
 class Use:
-    """One request's share of its key's tokens: an estimate at first, then what the engine counted."""
+    """One request's share of its key's tokens: an estimate while it runs, then what the engine counted.
+
+    Attributes: `seen`: what is known of its answer, once there is one.
+    """
 
     def __init__(self, charge: Callable[[float], None]) -> None:
+        self.seen: Seen | None = None
         self._charge = charge
-        self._charged = 0.0
+        self._estimate = 0.0
 
-    def tokens(self, tokens: float) -> None:
-        """What this request has used as far as known; replaces what was said before."""
-        self._charge(tokens - self._charged)
-        self._charged = tokens
+    def begin(self, body_bytes: int) -> float:
+        """Charges what its prompt is likely to have, and gives that."""
+        self._estimate = estimated_tokens(body_bytes)
+        self._charge(self._estimate)
+        return self._estimate
+
+    def end(self) -> None:
+        """A client that left is charged the estimate; one that got no answer, nothing."""
+        seen = self.seen or Seen(finish="error")
+        tokens: float = (seen.prompt_tokens or 0) + (seen.completion_tokens or 0)
+        if not tokens and seen.finish not in _UNANSWERED:
+            tokens = self._estimate
+        self._charge(tokens - self._estimate)
 
 
 class Meters:
@@ -48,9 +64,11 @@ class Meters:
         if exceeded is not None:
             self.refused[caller.name, exceeded.limit] += 1
             raise Refuse(_over(caller, exceeded))
+        use = Use(lambda tokens: meter.charge(limits, tokens, self._clock()))
         try:
-            yield Use(lambda tokens: meter.charge(limits, tokens, self._clock()))
+            yield use
         finally:
+            use.end()
             meter.leave()
 
 

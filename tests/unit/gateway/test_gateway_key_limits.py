@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
+from aiohttp import web
+from dsv41_supervisor.gateway.admission import Lanes
 
-from tests.unit.gateway.conftest import KEY, MODEL, bearer
+from tests.unit.gateway.conftest import DONE, KEY, MODEL, bearer, chunk_event
 
 OTHER = "another-key-of-the-tests-987654"
 
@@ -85,9 +88,71 @@ async def test_tokens_a_minute_are_bounded_and_retry_after_says_until_when(start
     assert await refusal_free(fleet, False) == 200
 
 
-async def ask(fleet: Any, text: str) -> int:
-    async with fleet.post(messages=[{"role": "user", "content": text}]) as response:
+async def ask(fleet: Any, text: str, stream: bool = False) -> int:
+    async with fleet.post(messages=[{"role": "user", "content": text}], stream=stream) as response:
+        await response.read()
         return int(response.status)
+
+
+def with_usage(fleet: Any, prompt: int, completion: int) -> Any:
+    """An engine that counts as SGLang does: in the answer, or in the last chunk that it was asked for."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    async def behave(request: Any, body: dict[str, Any]) -> Any:
+        if not body.get("stream"):
+            return web.json_response({"object": "chat.completion", "choices": [], "usage": usage})
+        assert body["stream_options"]["include_usage"]
+        last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+        return await fleet.engine.streaming([chunk_event("a"), last, DONE])(request, body)
+
+    return behave
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engines_own_count_is_charged_and_not_the_estimate(start: Any, stream: bool) -> None:
+    fleet = await start(key_lines=f"me:{KEY} tokens_per_minute=10000\n")
+    fleet.engine.behave = with_usage(fleet, 11, 7)
+    for _ in range(3):  # each some 8000 by its bytes
+        assert await ask(fleet, "x" * 32_000, stream=stream) == 200
+    assert 'dsv41_gateway_key_tokens_total{key="me"} 54\n' in await fleet.metrics()
+    fleet.engine.behave = with_usage(fleet, 4, 29_996)
+    assert await ask(fleet, "hi", stream=stream) == 200
+    error, headers = await refusal(fleet, 429)
+    assert error["param"] == "tokens_per_minute" and 100 < int(headers["Retry-After"]) <= 122
+
+
+async def test_what_got_no_answer_costs_no_tokens(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} tokens_per_minute=1000\n")
+    fleet.engine.behave = fleet.engine.dies
+    for _ in range(3):
+        assert await ask(fleet, "x" * 32_000) == 502
+    fleet.engine.behave = refuses
+    for _ in range(3):
+        assert await ask(fleet, "x" * 32_000) == 400
+    fleet.supervisor.lose_rank()
+    await fleet.until_ready(False)
+    assert await ask(fleet, "x" * 32_000) == 503
+    assert 'dsv41_gateway_key_tokens_total{key="me"} 0\n' in await fleet.metrics()
+
+
+async def refuses(_: web.Request, __: dict[str, Any]) -> web.Response:
+    return web.json_response({"object": "error", "message": "no", "code": 400}, status=400)
+
+
+async def test_counting_tokens_takes_no_place_in_the_line(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=1))
+    fleet.engine.behave = fleet.engine.hangs
+    running = asyncio.create_task(refusal_free(fleet, False))
+    await fleet.until(lambda: fleet.engine.seen)
+    fleet.engine.behave = lambda *_: answer_tokens()
+    async with fleet.post("/tokenize", prompt="hi") as response:
+        assert response.status == 200
+    fleet.engine.release.set()
+    assert await running == 200
+
+
+async def answer_tokens() -> web.Response:
+    return web.json_response({"tokens": [1], "count": 1})
 
 
 async def test_a_key_for_other_models_is_refused_by_name(start: Any) -> None:

@@ -192,3 +192,16 @@ def test_a_file_that_turns_bad_keeps_the_last_good_keys_and_warns_once(
 )
 def test_the_key_is_read_from_the_authorization_header(header: str, key: str | None) -> None:
     assert keys.presented_key({"Authorization": header}) == key
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"x-api-key": " abc "}, "abc"),
+        ({"x-api-key": ""}, None),
+        ({"x-api-key": "abc", "Authorization": "Bearer def"}, "def"),
+        ({"x-api-key": "abc", "Authorization": "Basic def"}, "abc"),
+    ],
+)
+def test_or_where_anthropics_clients_send_it(headers: dict[str, str], key: str | None) -> None:
+    assert keys.presented_key(headers) == key
