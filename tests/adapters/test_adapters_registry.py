@@ -113,3 +113,7 @@ def test_engram_nvme_is_hooked_in_the_schedulers_only() -> None:
     assert adapter.processes == {Role.SCHEDULER}
     assert adapter.needs_rows and adapter.same_output
     assert Path(REPOSITORY / "adapters" / "dsv41_adapters" / adapter.name / "install.py").is_file()
+
+
+def test_all_adapters_can_be_on_together() -> None:
+    assert [adapter.name for adapter in order(discover(), 3)] == sorted(discover())

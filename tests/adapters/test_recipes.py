@@ -9,11 +9,12 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
+from dsv41_adapters.registry import discover
 from dsv41_supervisor.settings import Settings, parse
 from pydantic import BaseModel
 
 from tests.harness.launch_golden import DIRECTORY, PROFILES, golden_file, read_plan
-from tests.harness.recipes import Named, recipes, status_names
+from tests.harness.recipes import Named, recipes, status_names, status_standings
 
 NAMED = recipes()
 PLANS = {profile: read_plan(golden_file(profile, 0).read_text()) for profile in PROFILES}
@@ -113,3 +114,10 @@ def test_what_our_plans_write_is_in_the_list(profile: str) -> None:
 def test_what_the_plan_always_writes_is_in_both_plans() -> None:
     always = {e.name for e in NAMED if e.place == "plan"}
     assert always - (set(in_plan("tp3")) & set(in_plan("tp4"))) == set()
+
+
+def test_status_has_a_row_for_every_adapter_and_says_what_the_adapter_says() -> None:
+    said = status_standings()
+    assert set(said) == set(discover())
+    standing = {name: adapter.standing.value for name, adapter in discover().items()}
+    assert {name: text.split()[0] for name, text in said.items()} == standing

@@ -119,6 +119,34 @@ EXPECTED: dict[str, tuple[dict[str, Any], str]] = {
         )
         for tier, budget in (("low", 50), ("high", 75), ("max", 100))
     },
+    **{
+        # What the gateway sends: SGLang writes it over the 75 of a rendered prompt, token by token.
+        f"a budget of {budget}": (
+            {
+                "messages": [said("system", "Reasoning Effort: 75"), said("user", "x")],
+                "thinking": True,
+                "budget": budget,
+            },
+            f"{BOS}{SYSTEM}{effort(budget)}Reasoning Effort: 75{USER}x{ANSWER}<think>",
+        )
+        for budget in (1, 33, 75, 100)
+    },
+    "a developer's message is a system text": (
+        {"messages": [said("developer", "Be brief."), said("user", "x")], "thinking": False},
+        f"{BOS}{SYSTEM}Be brief.{USER}x{ANSWER}</think>",
+    ),
+    "a system text between turns asks for an answer": (
+        {"messages": [*TURNS[:2], said("system", "Now in French.")], "thinking": True},
+        f"{BOS}{SYSTEM}{effort(75)}{USER}one{ANSWER}</think>two{EOS}{SYSTEM}Now in French.{ANSWER}<think>",
+    ),
+    "an answer to be continued": (
+        {
+            "messages": [said("user", "x"), said("assistant", "It is")],
+            "thinking": False,
+            "continue_final_message": True,
+        },
+        f"{BOS}{USER}x{ANSWER}</think>It is",
+    ),
     "an effort without thinking": (
         {"messages": [said("user", "x")], "thinking": False, "reasoning_effort": "max"},
         f"{BOS}{USER}x{ANSWER}</think>",

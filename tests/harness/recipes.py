@@ -41,3 +41,12 @@ def status_names() -> set[str]:
     table = text.partition("## The recipes' pieces")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")][2:]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def status_standings() -> dict[str, str]:
+    """Standing by adapter, as STATUS.md's table of ours says it."""
+    table = (ADAPTERS / "STATUS.md").read_text().partition("## Ours")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+    column = cells[0].index("standing")
+    return {row[1].strip("`"): row[column] for row in cells[2:]}

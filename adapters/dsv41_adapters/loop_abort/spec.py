@@ -47,7 +47,7 @@ ADAPTER = Adapter(
     engages="the first token of the first request",
     until="sglang stops loops of any period itself",
     credit="none: written for this project; that a loop needs a stop at the engine is the lesson of MiaAI-Lab's recipe",
-    standing=Standing.PORTED,
+    standing=Standing.VERIFIED,
     same_output=False,
     processes=frozenset({Role.SCHEDULER}),
 )

@@ -62,9 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
     else:
+        width = max(len(str(row["name"])) for row in rows)
         for row in rows:
-            print(f"{row['name']:<16} {row['state']:<8} {row['status']:<9} {row['reason'] or ''}".rstrip())
-            print(f"{'':<16} {discover()[str(row['name'])].changes}")
+            print(f"{row['name']:<{width}} {row['state']:<8} {row['status']:<9} {row['reason'] or ''}".rstrip())
+            print(f"{'':<{width}} {discover()[str(row['name'])].changes}")
     return Exit.REFUSED if any(row["state"] == State.REFUSED for row in rows) else Exit.OK
 
 

@@ -32,9 +32,11 @@ def prompts() -> list[dict[str, object]]:
     found = []
     for body in json.load(sys.stdin):
         images: list[str] = []
-        ids = recipe.encode(body, image_urls=images)
+        budget = body.pop("budget", None)
+        ids = recipe.encode(body, effort_budget=budget, image_urls=images)
         text = tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
-        # The same text, cut by the checkpoint's tokenizer: no special token was spelt out in pieces.
+        # The same text, cut by the checkpoint's tokenizer: no special token was spelt out in pieces, and a budget that
+        # was put in afterwards is cut as if it had been there.
         again = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         found.append({"text": text, "images": images, "same ids": again == ids})
     return found
