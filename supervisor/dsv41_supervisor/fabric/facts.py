@@ -183,10 +183,12 @@ class Sysctls(Facts):
 class Firewall(Facts):
     """What the packet filter does with new TCP connections: accept, drop or unknown.
 
-    `incoming` by interface, to this node. `forwarded` by "in>out" pair of rails, through this node.
+    `incoming` by interface, to this node; `outgoing` those on which connections to peers are dropped for certain.
+    `forwarded` by "in>out" pair of rails, through this node.
     """
 
     incoming: dict[Word, Word] = Field(default_factory=dict, max_length=MAX_LINKS)
+    outgoing: dict[Word, Word] = Field(default_factory=dict, max_length=MAX_LINKS)
     forwarded: dict[Word, Word] = Field(default_factory=dict, max_length=MAX_LINKS)
     tables: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
 

@@ -1,8 +1,9 @@
 """What the packet filter does with new TCP connections on the rails, from `nft -j list ruleset`.
 
 The rules are walked with a made-up packet. A match that is not understood may hold or not, so both ways are followed:
-the answer is `accept` or `drop` only when every way leads there, and `unknown` otherwise. Filter chains of the input
-and forward hooks are looked at; RoCE itself is handled by the adapter and never meets them.
+the answer is `accept` or `drop` only when every way leads there, and `unknown` otherwise. Of the hooks before input,
+and of output, only a certain drop counts: what stands there is mostly no verdict (reverse path filters, marks), and
+doubt about it would hide what the input hook says. RoCE itself is handled by the adapter and never meets any of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ EPHEMERAL_PORT = 40000
 """A port as the kernel gives them out to whoever asks for any: what Gloo and NCCL listen on."""
 _GO_ON = "go on"
 _MAX_DEPTH = 16
+_XT_ENDS = ("REJECT", "DROP")
+_XT_GOES_ON = (
+    "AUDIT", "CHECKSUM", "CLASSIFY", "CONNMARK", "CONNSECMARK", "CT", "DSCP", "HMARK", "LOG", "MARK", "NFLOG",
+    "NOTRACK", "SECMARK", "SET", "TCPMSS", "TOS", "TRACE", "TTL",
+)  # fmt: skip
+"""Targets of iptables-nft by name: nft's JSON has no words of its own for them, not even for REJECT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class Packet:
     saddr: IPv4Address | None = None
     dport: int = EPHEMERAL_PORT
     oif: str | None = None
+    daddr: IPv4Address | None = None
 
 
 async def read_firewall(
@@ -49,10 +57,18 @@ def judge(shown: Any, incoming: Iterable[Packet], forwarded: Iterable[Packet]) -
     """Verdicts from a ruleset as nft prints it. Raises Unreadable."""
     ruleset = _Ruleset(shown)
     ins: dict[str, str] = {}
+    outs: dict[str, str] = {}
     for packet in incoming:
-        ins[packet.iif] = _worst(ins.get(packet.iif, ACCEPT), ruleset.verdict("input", packet))
+        way_in = ruleset.verdict("input", packet)
+        if DROP in (ruleset.verdict("ingress", packet), ruleset.verdict("prerouting", packet)):
+            way_in = DROP
+        ins[packet.iif] = _worst(ins.get(packet.iif, ACCEPT), way_in)
+        # Peers are connected to as well as from: the same port and address, the other way round.
+        away = Packet("", dport=packet.dport, oif=packet.iif, daddr=packet.saddr)
+        if ruleset.verdict("output", away) == DROP:
+            outs[packet.iif] = DROP
     through = {f"{p.iif}>{p.oif}": ruleset.verdict("forward", p) for p in forwarded}
-    return Firewall(incoming=ins, forwarded=through, tables=tuple(sorted(ruleset.tables))[:64])
+    return Firewall(incoming=ins, outgoing=outs, forwarded=through, tables=tuple(sorted(ruleset.tables))[:64])
 
 
 def _worst(one: str, other: str) -> str:
@@ -70,7 +86,7 @@ class _Ruleset:
         self.tables: set[str] = set()
         for item in items:
             for kind, body in item.items() if isinstance(item, dict) else ():
-                if not isinstance(body, dict) or body.get("family") not in ("ip", "inet"):
+                if not isinstance(body, dict) or body.get("family") not in ("ip", "inet", "netdev"):
                     continue
                 table = (body["family"], body.get("table", body.get("name", "")))
                 if kind == "table":
@@ -84,7 +100,10 @@ class _Ruleset:
 
     def verdict(self, hook: str, packet: Packet) -> str:
         """A packet passes when every chain of the hook lets it; one drop is the end of it."""
-        base = [(key, c) for key, c in self.chains.items() if c.get("hook") == hook and c.get("type") == "filter"]
+        base = [
+            (key, chain) for key, chain in self.chains.items()
+            if chain.get("hook") == hook and chain.get("type") in ("filter", "route") and _is_of(chain, packet.iif)
+        ]  # fmt: skip
         doubtful = False
         for key, chain in sorted(base, key=lambda item: item[1].get("prio", 0)):
             ways = self._walk(key, packet, 0)
@@ -107,7 +126,7 @@ class _Ruleset:
                 kind, body = next(iter(expression.items())) if expression else ("", None)
                 if kind == "match":
                     holds = _and(holds, _match(body, packet, lambda name: self.sets.get((*chain[:2], name))))
-                elif kind in ("limit", "xt", "quota"):
+                elif kind in ("limit", "quota") or (kind == "xt" and _xt(body) != "target"):
                     holds = _and(holds, None)
                 if holds is False:
                     break
@@ -134,6 +153,12 @@ class _Ruleset:
             return self._walk((*chain[:2], body["target"]), packet, depth + 1)
         if kind == "vmap":
             return self._vmap(body, chain, packet, depth)
+        if kind == "xt":
+            name = body.get("name") if _xt(body) == "target" else None
+            if name in _XT_ENDS:
+                return {DROP}
+            # Older nft names neither kind nor name: then it may be either.
+            return None if name in _XT_GOES_ON or _xt(body) in ("match", "watcher") else {ACCEPT, DROP, _GO_ON}
         if kind in ("queue", "tproxy"):
             return {ACCEPT, DROP, _GO_ON}
         return None
@@ -154,6 +179,17 @@ class _Ruleset:
             if holds:
                 return ways
         return ways | {_GO_ON}
+
+
+def _is_of(chain: dict[str, Any], interface: str) -> bool:
+    """Whether a packet of that interface meets a chain: those of the ingress hook belong to some interfaces only."""
+    devices = chain.get("dev")
+    return devices is None or interface in ([devices] if isinstance(devices, str) else devices)
+
+
+def _xt(body: Any) -> str | None:
+    """match, target or watcher; None where nft does not say it."""
+    return body.get("type") if isinstance(body, dict) else None
 
 
 def _and(one: bool | None, other: bool | None) -> bool | None:
@@ -195,6 +231,8 @@ def _value(left: Any, packet: Packet) -> str | int | IPv4Address | None:
             return packet.dport
         if (protocol, field) == ("ip", "saddr"):
             return packet.saddr
+        if (protocol, field) == ("ip", "daddr"):
+            return packet.daddr
         if (protocol, field) == ("ip", "protocol"):
             return "tcp"
         # A rule about another protocol: its fields are nothing that this packet has.

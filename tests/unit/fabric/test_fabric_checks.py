@@ -292,6 +292,8 @@ FAULTS = (
           _set("cyd", "firewall.incoming.fab0a", "drop")),
     Fault("firewall", "cyd", ("drops connections from peers on lan0, where the ranks meet.",),
           _set("cyd", f"firewall.incoming.{LAN}", "drop")),
+    Fault("firewall", "cyd", ("drops connections to peers on fab0a (rail cable2).", "oifname"),
+          _set("cyd", "firewall.outgoing.fab0a", "drop")),
     Fault("gdr-assumed", None, ("engine.environment.NCCL_DMABUF_ENABLE is '1'",),
           break_settings=_environment(NCCL_DMABUF_ENABLE="1")),
     Fault("rdma-device", "cyd", ("names the RDMA device roce-fab0a, which does not exist.", "roce-fab0b"),

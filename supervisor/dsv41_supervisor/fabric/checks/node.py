@@ -96,6 +96,15 @@ def _firewall(fleet: Fleet, settings: Settings) -> Iterator[Found]:
                     "Run dsv41 doctor --deep: it connects for real.", rail=rail, where=interface,
                     severity=Severity.SKIPPED,
                 )  # fmt: skip
+        for interface, verdict in facts.firewall.outgoing.items():
+            if verdict == "drop":
+                rail = names.get(interface)
+                of_rail = f" (rail {rail})" if rail else ""
+                yield Found(
+                    node, f"its packet filter drops connections to peers on {interface}{of_rail}.",
+                    f"See nft list ruleset on {node} for a chain of the output hook, and accept by oifname there.",
+                    rail=rail, where=interface,
+                )  # fmt: skip
 
 
 @check(
