@@ -36,7 +36,8 @@ _key: Callable[[str, type], Any] = getattr(web, "RequestKey", lambda name, _: na
 CALLER = _key("caller", Caller)
 REQUEST_ID = _key("request_id", str)
 STARTED = _key("started", bool)
-_KEYLESS = frozenset({"/health", "/ready"})
+_OWN_CHECK = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that look themselves at who asks."""
 
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
@@ -55,6 +56,7 @@ class Gateway:
         lobby: Lobby,
         metrics: Metrics,
         readiness: Callable[[], Readiness],
+        is_fleet_key: Callable[[str], bool],
     ) -> None:
         self._config = config
         self._keys = keys
@@ -64,6 +66,7 @@ class Gateway:
         self._metrics = metrics
         self._meters = Meters()
         self._readiness = readiness
+        self._is_fleet_key = is_fleet_key
         self._started_at = int(time.time())
         self._document = openapi.document()
 
@@ -79,6 +82,14 @@ class Gateway:
             app.router.add_get(path, handler, allow_head=False)
         return app
 
+    def management_app(self) -> web.Application:
+        """For the management address, where that is another than the users'."""
+        app = web.Application(middlewares=[self._guard])
+        app.on_response_prepare.append(_sign)
+        for path, handler in (("/metrics", self._metrics_text), ("/health", self._health), ("/ready", self._ready)):
+            app.router.add_get(path, handler, allow_head=False)
+        return app
+
     # --- around every request
 
     @web.middleware
@@ -90,7 +101,7 @@ class Gateway:
         protocol = Protocol.of_path(request.path)
         try:
             if resource is not None:
-                self._check_key(request, required=route not in _KEYLESS)
+                self._check_key(request, required=route not in _OWN_CHECK)
             response = await handler(request)
         except Refuse as refused:
             response = refused.failure.response(protocol=protocol)
@@ -171,9 +182,18 @@ class Gateway:
         headers = {} if good else not_ready("", now.retry_after_s).headers()
         return web.json_response(body, status=200 if good else 503, headers=headers)
 
-    async def _metrics_text(self, _: web.Request) -> web.Response:
+    async def _metrics_text(self, request: web.Request) -> web.Response:
+        """On the management address only; what each key does is for who has the fleet's key."""
+        transport, where = request.transport, self._config.management_address
+        if transport is None or where not in (None, transport.get_extra_info("sockname")[0]):
+            raise web.HTTPNotFound
+        is_operator = self._is_fleet_key(presented_key(request.headers) or "")
+        if not is_operator and request.get(CALLER) is None:
+            self._check_key(request, required=True)
         text = self._metrics.text(ready=self._readiness().ready, running=len(self._running.tickets))
-        text += metrics_waiting.text(self._lobby, self._meters, time.monotonic())
+        text += metrics_waiting.waiting(self._lobby, time.monotonic())
+        if is_operator:
+            text += metrics_waiting.keys(self._lobby, self._meters)
         return web.Response(text=text, content_type="text/plain")
 
     async def _openapi(self, _: web.Request) -> web.Response:

@@ -47,10 +47,17 @@ class GatewayConfig:
     limits: Limits
     keys_file: Path | None
     """None: nobody needs a key (the settings allow that on loopback only)."""
+    management_address: str | None = None
+    """Where /metrics is, at the same port; None: where the users are."""
     max_body_bytes: int = 64 << 20
     lanes: Lanes = field(default_factory=Lanes)
     patience: Patience = field(default_factory=Patience)
     timings: Timings = field(default_factory=Timings)
+
+    @property
+    def extra_address(self) -> str | None:
+        """The management address, unless the users' address is or includes it."""
+        return None if self.address in ("0.0.0.0", self.management_address) else self.management_address
 
     @classmethod
     def from_settings(cls, settings: Settings, node: str) -> GatewayConfig:
@@ -77,6 +84,7 @@ class GatewayConfig:
                 max_tokens_cap=settings.gateway.max_tokens_cap,
                 default_thinking=said.strip().lower() in {"1", "true", "yes", "y"},
             ),
+            management_address=str(where.management_address),
             keys_file=_keys_file(settings, node) if settings.gateway.require_key else None,
             max_body_bytes=settings.gateway.max_body_bytes,
             lanes=_lanes(settings),

@@ -9,18 +9,14 @@ from .metrics import family
 from .waiting import Lobby
 
 
-def text(lobby: Lobby, meters: Meters, now: float) -> str:
-    return "\n".join([*_waiting(lobby, now), *_keys(lobby, meters)]) + "\n"
-
-
-def _waiting(lobby: Lobby, now: float) -> list[str]:
-    line, waiting = lobby.line, lobby.line.waiting()
-    oldest_s = max(0.0, now - waiting[0].came_at) if waiting else 0.0
-    estimate_s = line.estimated_wait_s() if waiting else 0.0
+def waiting(lobby: Lobby, now: float) -> str:
+    line, turns = lobby.line, lobby.line.waiting()
+    oldest_s = max(0.0, now - turns[0].came_at) if turns else 0.0
+    estimate_s = line.estimated_wait_s() if turns else 0.0
     lines: list[str] = []
     for name, what, value in (
-        ("waiting_requests", "Requests that wait for a place at the engine or for the fleet.", len(waiting)),
-        ("held_requests", "Of these, held while the fleet does not serve.", 0 if line.open else len(waiting)),
+        ("waiting_requests", "Requests that wait for a place at the engine or for the fleet.", len(turns)),
+        ("held_requests", "Of these, held while the fleet does not serve.", 0 if line.open else len(turns)),
         ("waiting_bytes", "Bodies of waiting requests.", line.waiting_bytes),
         ("waiting_oldest_seconds", "Age of the oldest waiting request.", oldest_s),
         ("estimated_wait_seconds", "What a request that came now would wait.", estimate_s),
@@ -29,10 +25,10 @@ def _waiting(lobby: Lobby, now: float) -> list[str]:
     ):  # fmt: skip
         lines += [*family(name, "gauge", what), f"dsv41_gateway_{name} {value:.12g}"]
     lines += family("lane_requests", "gauge", "Requests at the engine and waiting, by length of the prompt.")
-    n_short = sum(turn.short for turn in waiting)
+    n_short = sum(turn.short for turn in turns)
     for lane, n_running, n_waiting in (
         ("short", line.n_running - line.n_running_long, n_short),
-        ("long", line.n_running_long, len(waiting) - n_short),
+        ("long", line.n_running_long, len(turns) - n_short),
     ):
         lines += [
             f'dsv41_gateway_lane_requests{{lane="{lane}",at="engine"}} {n_running}',
@@ -42,10 +38,10 @@ def _waiting(lobby: Lobby, now: float) -> list[str]:
     lines += family("waits_total", "counter", "Requests that waited, by how that ended.")
     lines += [f'dsv41_gateway_waits_total{{end="{end}"}} {n}' for end, n in sorted(waits.ended.items())]
     lines += family("waited_seconds_total", "counter", "Seconds waited by requests that were served then.")
-    return [*lines, f"dsv41_gateway_waited_seconds_total {waits.seconds:.3f}"]
+    return "\n".join([*lines, f"dsv41_gateway_waited_seconds_total {waits.seconds:.3f}"]) + "\n"
 
 
-def _keys(lobby: Lobby, meters: Meters) -> list[str]:
+def keys(lobby: Lobby, meters: Meters) -> str:
     used = sorted(meters.by_name.items())
     waiting = Counter(turn.key for turn in lobby.line.waiting())
     lines: list[str] = []
@@ -59,7 +55,8 @@ def _keys(lobby: Lobby, meters: Meters) -> list[str]:
         lines += family(f"key_{name}", kind, what)
         lines += [f'dsv41_gateway_key_{name}{{key="{key}"}} {n}' for (key, _), n in zip(used, values, strict=True)]
     lines += family("key_refused_total", "counter", "Requests refused for a limit of their key.")
-    return lines + [
+    lines += [
         f'dsv41_gateway_key_refused_total{{key="{key}",limit="{limit}"}} {n}'
         for (key, limit), n in sorted(meters.refused.items())
     ]
+    return "\n".join(lines) + "\n"

@@ -171,7 +171,7 @@ def document() -> dict[str, Any]:
     ready = _get("Whether new requests are taken", "They are.", open_to_all=True)
     for path in (health, ready):
         path["get"]["responses"] |= status
-    metrics = _get("Counters of the gateway", "Prometheus text.")
+    metrics = _get("Counters of the gateway; on the management address only", "Prometheus text.")
     metrics["get"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     model = _get("One model", "It.")
     model["get"]["parameters"] = [

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
+import hmac
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from .. import journal
 from ..errors import Dsv41Error, Exit, Stage
 from ..journal import log
 from ..rank.notify import notify
-from .app import Gateway, quiet
+from .app import Gateway
 from .config import GatewayConfig
 from .forward import Forwarder
-from .keys import KeyFile
+from .keys import KeyFile, digest
+from .listening import listening
 from .metrics import Metrics
 from .readiness import Readiness, Watcher
 from .running import Running
@@ -28,10 +26,6 @@ from .waiting import Lobby
 
 if TYPE_CHECKING:
     from ..settings import Settings
-
-MAX_HEADER_BYTES = 16 << 10
-IDLE_CONNECTION_S = 75.0
-"""Longer than the 60 s after which common proxies drop an idle connection themselves."""
 
 
 def run(settings: Settings, node: str) -> int:
@@ -49,6 +43,8 @@ async def _until_told(config: GatewayConfig) -> None:
         loop.add_signal_handler(number, told.set)
     async with serving(config) as watcher:
         log.info("the gateway listens on http://%s:%d%s", config.address, config.port, _who(config))
+        if config.extra_address is not None:
+            log.info("its /metrics are on http://%s:%d", config.extra_address, config.port)
         notify("READY=1")
         done, _ = await asyncio.wait(
             {asyncio.ensure_future(told.wait()), watcher}, return_when=asyncio.FIRST_COMPLETED
@@ -69,34 +65,27 @@ async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
         running.fleet_changed(now)
         lobby.fleet_changed(now)
 
+    fleet_key = read_fleet_key(config.fleet_key_file)
     watcher = Watcher(
         config.supervisor_url,
         config.fleet,
-        read_fleet_key(config.fleet_key_file),
+        fleet_key,
         config.timings.peer_timeout_s,
         on_change=changed,
     )
     lobby = Lobby(config.lanes, config.patience, lambda: watcher.current)
     forwarder = Forwarder(config.timings, metrics)
-    gateway = Gateway(config, keys, forwarder, running, lobby, metrics, lambda: watcher.current)
-    runner = web.AppRunner(
-        gateway.app(),
-        handle_signals=False,
-        handler_cancellation=True,  # a client that left ends its handler, which closes the engine's side
-        access_log=None,
-        logger=quiet,
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
-        keepalive_timeout=IDLE_CONNECTION_S,
-        shutdown_timeout=1.0,
-    )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, config.address, config.port, backlog=1024)
-        try:
-            await site.start()
-        except OSError as error:
-            raise cannot_listen(config, error) from None
+    hashed = digest(fleet_key)
+    gateway = Gateway(
+        config, keys, forwarder, running, lobby, metrics, lambda: watcher.current,
+        is_fleet_key=lambda key: hmac.compare_digest(hashed, digest(key)),
+    )  # fmt: skip
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(forwarder.close)
+        site = await stack.enter_async_context(listening(gateway.app(), config.address, config.port))
+        if config.extra_address is not None:
+            management = listening(gateway.management_app(), config.extra_address, config.port)
+            await stack.enter_async_context(management)
         watching = asyncio.create_task(watcher.run())
         try:
             yield watching
@@ -107,9 +96,6 @@ async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
-    finally:
-        await runner.cleanup()
-        await forwarder.close()
 
 
 async def _let_finish(running: Running, grace_s: float) -> None:
@@ -119,35 +105,6 @@ async def _let_finish(running: Running, grace_s: float) -> None:
             while running.tickets:
                 await asyncio.sleep(0.05)
     running.stop()
-
-
-def cannot_listen(config: GatewayConfig, error: OSError) -> Dsv41Error:
-    where = f"{config.address}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        what, hint, transient = (
-            f"{where} is taken.",
-            f"Find who has it: ss -ltnp 'sport = :{config.port}'.",
-            True,
-        )
-    elif error.errno == errno.EADDRNOTAVAIL:
-        what, hint, transient = (
-            f"{config.address} is not an address of this machine now.",
-            "Look at ip -4 address.",
-            True,
-        )
-    else:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        what, hint, transient = (
-            f"cannot listen on {where}: {why}.",
-            "Ports below 1024 need a capability.",
-            False,
-        )
-    return Dsv41Error(
-        what,
-        stage=Stage.GATEWAY,
-        hint=f"{hint} Or set gateway.address and gateway.port.",
-        transient=transient,
-    )
 
 
 def read_fleet_key(path: Path) -> str:

@@ -215,7 +215,7 @@ class Fleet:
         return self.http.get(self.url + path, headers=bearer(key))
 
     async def metrics(self) -> str:
-        async with self.get("/metrics") as response:
+        async with self.get("/metrics", FLEET_KEY) as response:
             return str(await response.text())
 
     def head(self, length: int, *more: str, key: str = KEY, version: str = "1.1") -> bytes:
