@@ -17,6 +17,8 @@ from dsv41_supervisor.settings import Settings
 from fleet import BedFleet, Visit, raw_settings
 
 ASKED = "DSV41_BED"
+NOT_IN_THE_BED = {"checkpoint-whole", "gateway-answers"}
+"""What doctor rightly misses there: no model, and no gateway on the head."""
 
 
 @pytest.fixture(scope="session")
@@ -40,5 +42,17 @@ def bed_fleet() -> Iterator[BedFleet]:
 
 @pytest.fixture(scope="session")
 def healthy(bed_fleet: BedFleet) -> Visit:
-    """Doctor before anything is broken: what it finds then (no checkpoint, a small machine) is no fault of a rail."""
-    return bed_fleet.visit()
+    """Doctor before anything is broken. It finds what the bed does not have, and nothing of a fabric: else no test that
+    compares with it means anything."""
+    bed_fleet.wait_until_whole()
+    visit = bed_fleet.visit()
+    assert all(node["answered"] for node in visit.said["nodes"].values()), visit.said
+    assert {check for check, _, _ in visit.bad} <= NOT_IN_THE_BED, visit.sentences()
+    return visit
+
+
+@pytest.fixture
+def mended(bed_fleet: BedFleet, healthy: Visit) -> Iterator[Visit]:
+    """Healthy rails before, and rails that work again after it; the value is the healthy visit."""
+    yield healthy
+    bed_fleet.wait_until_whole()

@@ -23,6 +23,7 @@ FLEET_KEY = "f" * 64
 READ_S = 60
 """How long doctor may wait for one fact: a guest is some twenty times slower than the machine it is on."""
 ANSWER_S = 240
+LOUD = ("refusal", "warning")
 
 
 @dataclass
@@ -39,7 +40,20 @@ class Visit:
     @property
     def bad(self) -> set[tuple[str, str | None, str | None]]:
         """Check, node and rail of everything that is not good."""
-        return {(f["check"], f["node"], f["rail"]) for f in self.findings if f["severity"] in ("refusal", "warning")}
+        return {(f["check"], f["node"], f["rail"]) for f in self.findings if f["severity"] in LOUD}
+
+    def beyond(self, healthy: Visit) -> set[tuple[str, str | None, str | None]]:
+        """What is bad now and was good then."""
+        return self.bad - healthy.bad
+
+    def sentences(self) -> list[str]:
+        """Everything that is not good, for a failing test."""
+        return [f"{f['check']} {f['node']}: {f['what']}" for f in self.findings if f["severity"] in LOUD]
+
+    def traffic(self, test: str) -> dict[tuple[str, str], dict[str, Any]]:
+        """Results of one test of --deep, by rail and sending node."""
+        sent = [one for node in self.said["deep"].values() for one in node["traffic"] if one["test"] == test]
+        return {(one["rail"], one["source"]): one for one in sent}
 
     def of(self, check: str) -> list[dict[str, Any]]:
         return [f for f in self.findings if f["check"] == check]
@@ -121,6 +135,27 @@ class BedFleet:
 
     def rail(self, node: str, rail: str) -> str:
         return self.settings.fleet.nodes[node].rails[rail].interface
+
+    def whole(self, node: str) -> bool:
+        """Whether every rail of a node has an active port, its GID, and a peer that answers."""
+        lines = []
+        for name, rail in self.settings.fleet.nodes[node].rails.items():
+            assert rail.peer is not None
+            port = f"/sys/class/infiniband/{rail.rdma_device}/ports/1"
+            gid = "0000:0000:0000:0000:0000:ffff:" + rail.address.ip.packed.hex(":", 2)
+            peer = self.settings.fleet.nodes[rail.peer].rails[name].address.ip
+            lines += [f"grep -q ACTIVE {port}/state", f"cat {port}/gids/* | grep -qx {gid}",
+                      f"ping -qc1 -W2 -I {rail.interface} {peer}"]  # fmt: skip
+        return self.guest(node).run("sh", "-ec", "\n".join(lines), check=False).returncode == 0
+
+    def wait_until_whole(self) -> None:
+        for node in self.settings.fleet.nodes:
+            self.until(lambda node=node: self.whole(node), f"the rails of {node} whole")
+
+    def sent_packets(self, node: str, rail: str) -> int:
+        """RoCE packets that the kernel counted out of a rail's RDMA device."""
+        counter = f"/sys/class/infiniband/{rdma_device(self.rail(node, rail))}/ports/1/hw_counters/sent_pkts"
+        return int(self.guest(node).run("cat", counter).stdout)
 
     def port_state(self, node: str, rail: str) -> str:
         device = rdma_device(self.rail(node, rail))
