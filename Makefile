@@ -50,8 +50,8 @@ faults: .venv
 test-vm:
 	@tests/vm/run $(ARGS)
 
-# Three emulated machines with soft-RoCE: ten minutes; the first time needs a Debian mirror. Needs root, QEMU and two
-# gigabytes below .demo/bed.
+# Three emulated machines with soft-RoCE: ten minutes. Needs root, QEMU, a gigabyte below .demo/bed and, the first time, a
+# Debian mirror.
 test-bed: .venv
 	DSV41_BED=$${DSV41_BED:-.demo/bed} .venv/bin/pytest tests/bed $(ARGS)
 
