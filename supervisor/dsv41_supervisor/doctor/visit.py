@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..checks import CONTAINER, FABRIC, HOST
 from ..checks import run as run_checks
@@ -27,7 +28,10 @@ async def visit(
             traffic = await run_deep(settings, asked.supervised, here or settings.fleet.head, show)
         else:
             show("no supervisor answered: no traffic can be sent")
-    containers = {node: host.container for node, host in asked.host.items() if host.container is not None}
-    facts = {ANSWERS: asked.answers, FABRIC: asked.fabric, HOST: asked.host, CONTAINER: containers}
-    findings = run_checks({**facts, DEEP: traffic} if traffic is not None else facts, settings)
+    facts: dict[str, Mapping[str, Any]] = {ANSWERS: asked.answers, FABRIC: asked.fabric, HOST: asked.host}
+    if settings.engine.container is not None:
+        facts[CONTAINER] = {n: host.container for n, host in asked.host.items() if host.container is not None}
+    if traffic is not None:
+        facts[DEEP] = traffic
+    findings = run_checks(facts, settings)
     return Report(settings, asked, findings, traffic, time.monotonic() - began)
