@@ -62,9 +62,10 @@ def fleet(
         servers.forget(path)
     figures["resident_before_boot"] = sum(map(servers.resident_bytes, checkpoints.tables(checkpoints.whole)))
     base = Path(os.environ.get("DSV41_GPU_LOGS") or tmp_path_factory.mktemp("servers"))
-    asked = os.environ.get("DSV41_GPU_SERVERS", "").split(",")
+    named = os.environ.get("DSV41_GPU_SERVERS")
+    asked = named.split(",") if named else servers.ALONE
     n_gpus = servers.n_gpus()
-    kinds = [k for k in servers.KINDS if (asked == [""] or k.name in asked) and k.world_size <= n_gpus]
+    kinds = [k for k in servers.KINDS if k.name in asked and (k.n_gpus or k.world_size) <= n_gpus]
     started = time.monotonic()
     running = {kind.name: servers.launch(kind, checkpoints, base) for kind in kinds}
     try:

@@ -26,6 +26,7 @@ from tests.engine.engines import Engine, Rank, write_plan
 from tests.harness.ports import free_port
 
 LAYERS = (1, 4)
+O_LORA_RANK = 1024
 WITNESS = Path(__file__).parent / "witness"
 ARGV = (
     "--attention-backend", "dsv4", "--moe-runner-backend", "marlin", "--context-length", "4096",
@@ -41,7 +42,13 @@ PREFILL_GRAPH = (
     "--cuda-graph-max-bs-decode", "4",
 )  # fmt: skip
 """Prefills up to a size are replayed in pieces, with the hash between two of them. SGLang leaves it off for V4."""
-DSPARK = (*GRAPH, "--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "5")
+SPECULATIVE = ("--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size", "5")
+EAGER_DSPARK = (*EAGER, *SPECULATIVE)
+TWO_EAGER = (*EAGER, "--disable-custom-all-reduce")
+TWO_GRAPH = (*GRAPH, "--disable-custom-all-reduce")
+DSPARK = (*GRAPH, *SPECULATIVE)
+THREE_EP = (*TWO_GRAPH, *SPECULATIVE, "--ep-size", "3")
+"""The draft's 16 experts become 18. The model's own have to divide: a checkpoint of 18, see adapters/GPU.md."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,25 @@ class Kind:
     witness: bool = True
     drive: bool = True
     world_size: int = 1
-    """Ranks, each on a GPU of its own, as two nodes would be; the last one has the drive."""
+    """Ranks, as that many nodes would be; the last one has the drive."""
+    n_gpus: int = 0
+    """GPUs for them, at least; 0 is one for each rank. With fewer than ranks, some share one."""
     others: dict[str, Any] = field(default_factory=dict)
     """Other adapters asked for, with their settings."""
+    tensors: bool = False
+    """What attention took and gave, and the last hidden states, go to files. Eager passes only."""
+    dented: bool = False
+    """A checkpoint that lost one group of heads of the first layer: what a wrong padding would do."""
 
 
+def padded_to(groups: int) -> dict[str, Any]:
+    """16 groups at two ranks: the second has padding alone, as the third of three has. 12: both are partly real."""
+    return {"tp_pad": {"force_groups": groups}}
+
+
+NEEDED: dict[str, Any] = {"tp_pad": {}}
+"""What three ranks need: 96 heads in 12 groups."""
+LOOPS: dict[str, Any] = {"loop_abort": {"base_tokens": 64}}
 KINDS = (
     Kind("eager", EAGER, {"staging_tokens": 256}),
     Kind("graph", GRAPH, {"staging_tokens": 256}),
@@ -72,21 +93,43 @@ KINDS = (
     Kind("eager-late", EAGER, {"prefetch": False}, witness=False),
     Kind("real", GRAPH, {}, witness=False, drive=False),
     Kind("stock", GRAPH, None, witness=False, drive=False),
-    Kind("stock-eager", EAGER, None, witness=False, drive=False),
-    Kind("stock-eager-again", EAGER, None, witness=False, drive=False),
-    Kind("padded", EAGER, None, witness=False, drive=False, others={"tp_pad": {"force_groups": 16}}),
-    Kind("tp2", (*GRAPH, "--disable-custom-all-reduce"), {"staging_tokens": 256}, world_size=2),
+    Kind("tp2", TWO_GRAPH, {"staging_tokens": 256}, world_size=2),
+    Kind("stock-eager", EAGER, None, witness=False, drive=False, tensors=True),
+    Kind("stock-eager-again", EAGER, None, witness=False, drive=False, tensors=True),
+    Kind("dented", EAGER, None, witness=False, drive=False, tensors=True, dented=True),
+    Kind("padded", EAGER, None, witness=False, drive=False, tensors=True, others=padded_to(16)),
+    Kind("stock-tp2", TWO_EAGER, None, witness=False, drive=False, tensors=True, world_size=2),
+    Kind(
+        "padded-tp2-12", TWO_EAGER, None, witness=False, drive=False, tensors=True, world_size=2, others=padded_to(12)
+    ),
+    Kind(
+        "padded-tp2-16", TWO_EAGER, None, witness=False, drive=False, tensors=True, world_size=2, others=padded_to(16)
+    ),
+    Kind(
+        "padded-tp3", TWO_EAGER, None, witness=False, drive=False, tensors=True, world_size=3, n_gpus=2, others=NEEDED
+    ),
+    Kind("stock-dspark", EAGER_DSPARK, None, witness=False, drive=False, tensors=True),
+    Kind("padded-dspark", EAGER_DSPARK, None, witness=False, drive=False, tensors=True, others=padded_to(16)),
+    Kind("all", GRAPH, {}, drive=False, others=padded_to(16) | LOOPS),
+    Kind("all-dspark", DSPARK, {}, drive=False, others=padded_to(16) | LOOPS),
+    Kind("all-tp2", TWO_GRAPH, {}, drive=False, world_size=2, others=padded_to(12) | LOOPS),
+    Kind("all-tp3", TWO_GRAPH, {}, drive=False, world_size=3, n_gpus=2, others=NEEDED | LOOPS),
+    Kind("all-ep3", THREE_EP, {}, drive=False, world_size=3, n_gpus=2, others=NEEDED | LOOPS),
 )
+ALONE = frozenset(kind.name for kind in KINDS if not kind.tensors and not kind.others)
+"""`engram_nvme` and the stock server beside it: booted when nothing else is asked for. All kinds fit on no one GPU."""
 
 
 @dataclass
 class Checkpoints:
-    """Two views of one checkpoint: `stock` has the tables, `pruned` has their files without a byte in them."""
+    """Views of one checkpoint: `stock` has the tables, `pruned` has their files without a byte in them."""
 
     stock: Path
     pruned: Path
     whole: Path
     """As `stock`, with its own copy of the tables, to see whether they are read."""
+    dented: Path
+    """As `stock`, without the last group of heads of the first layer."""
 
     def tables(self, folder: Path) -> list[Path]:
         return [folder / f"tables-l{layer}.safetensors" for layer in LAYERS]
@@ -98,7 +141,7 @@ def prepare(source: Path, target: Path) -> Checkpoints:
 
     index = json.loads((source / "model.safetensors.index.json").read_text())
     weight_map: dict[str, str] = index["weight_map"]
-    found = Checkpoints(target / "stock", target / "pruned", target / "whole")
+    found = Checkpoints(target / "stock", target / "pruned", target / "whole", target / "dented")
     for folder in (found.stock, found.pruned, found.whole):
         folder.mkdir(parents=True)
     mixed = {}
@@ -122,7 +165,23 @@ def prepare(source: Path, target: Path) -> Checkpoints:
     for stock, whole, pruned in zip(*map(found.tables, (found.stock, found.whole, found.pruned)), strict=True):
         shutil.copyfile(stock, whole)
         pruned.touch()
+    dent(found.stock, found.dented, weight_map)
     return found
+
+
+def dent(stock: Path, target: Path, weight_map: dict[str, str]) -> None:
+    """Zero the inputs of the output projection that come from the last of the first layer's groups."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    name = "layers.0.attn.wo_b.weight"
+    tensors = load_file(stock / weight_map[name])
+    tensors[name].view(torch.uint8)[:, -O_LORA_RANK:] = 0
+    target.mkdir()
+    save_file(tensors, target / weight_map[name])
+    for file in stock.iterdir():
+        if file.name != weight_map[name]:
+            (target / file.name).symlink_to(file.resolve())
 
 
 class Server(Engine):
@@ -207,9 +266,13 @@ def _launch_rank(server: Server, rank: int, checkpoints: Checkpoints, rendezvous
     kind, n_ranks = server.kind, server.kind.world_size
     directory = server.directory / f"rank-{rank}"
     directory.mkdir(parents=True)
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(rank)}
+    available = n_gpus()
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(rank % available)}
     if n_ranks > 1:
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        if n_ranks > available:  # NCCL refuses two ranks of one host on one GPU: each says it is a host of its own
+            environment |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
+        environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"  # other servers load beside it
     if kind.settings is not None:
         server.rows = server.directory / "rows"
         for layer in LAYERS:
@@ -229,14 +292,17 @@ def _launch_rank(server: Server, rank: int, checkpoints: Checkpoints, rendezvous
     if kind.drive and rank == n_ranks - 1:
         server.drive = Drive(directory / "drive")
         environment |= server.drive.environment
+    if kind.witness or kind.tensors:
+        environment |= {"SGLANG_PLUGINS": "dsv41,witness", "PYTHONPATH": f"{environment['PYTHONPATH']}:{WITNESS}"}
     if kind.witness:
-        environment |= {
-            "SGLANG_PLUGINS": "dsv41,witness",
-            "DSV41_WITNESS": str(directory / "witness.json"),
-            "DSV41_WITNESS_TABLES": str(checkpoints.stock),
-            "PYTHONPATH": f"{environment['PYTHONPATH']}:{WITNESS}",
-        }
-    folder = checkpoints.stock if kind.settings is None else checkpoints.pruned if kind.drive else checkpoints.whole
+        environment["DSV41_WITNESS"] = str(directory / "witness.json")
+        environment["DSV41_WITNESS_TABLES"] = str(checkpoints.stock)
+    if kind.tensors:
+        environment["DSV41_WITNESS_TENSORS"] = str(directory / "tensors")
+    if kind.settings is None:
+        folder = checkpoints.dented if kind.dented else checkpoints.stock
+    else:
+        folder = checkpoints.pruned if kind.drive else checkpoints.whole
     port = free_port()
     argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--served-model-name", "demo"]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--tp-size", str(n_ranks)]
