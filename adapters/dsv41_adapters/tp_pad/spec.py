@@ -58,7 +58,7 @@ ADAPTER = Adapter(
     engages="the model's config is read, at the start of the launcher and of each scheduler",
     until="sglang pads heads for world sizes that do not divide them",
     credit="none: written for this project; that heads and groups grow together is the finding of MiaAI-Lab's recipe",
-    standing=Standing.PORTED,
+    standing=Standing.VERIFIED,
     same_output=True,
     processes=frozenset({Role.LAUNCHER, Role.SCHEDULER}),
 )
