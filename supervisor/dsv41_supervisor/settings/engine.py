@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from .base import AbsolutePath, Model, Port, PositiveSeconds
 from .container import Container
+from .variables import misread
 
 
 class EngineKind(StrEnum):
@@ -112,6 +113,11 @@ PLANNED_VARIABLES = {
     "NCCL_IB_TC": "use engine.nccl.traffic_class",
     "SGLANG_NCCL_SO_PATH": "use engine.nccl.library",
     "SGLANG_DSV41_REASONING_EFFORT": "use engine.reasoning_effort",
+    "SGLANG_HOST_IP": "it is each node's fleet.nodes.<name>.management_address",
+    "SGLANG_PLUGINS": "ours is the only plugin",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "use engine.external_model_package",
+    "SGLANG_CPU_OMP_THREADS_BIND": "use engine.omp_threads_bind",
+    "SGLANG_USE_CPU_ENGINE": "it follows from engine.device",
 }
 """Variables that rank/plan.py writes, and why nobody else may."""
 
@@ -234,8 +240,9 @@ class Engine(Model):
     )
     environment: dict[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = Field(
         default_factory=dict,
-        description="More environment variables. Names starting with SGLANG_ must exist in the pinned SGLang; those "
-        "that the launch plan writes are refused. NCCL_IB_HCA may narrow the HCAs of the rails.",
+        description="More environment variables. Those starting with SGLANG_ must exist in the pinned SGLang, with "
+        "values that it can read; those that the launch plan writes are refused. NCCL_IB_HCA may narrow the HCAs of "
+        "the rails.",
     )
     nccl: Nccl = Field(default_factory=Nccl, description="Collectives: library, buffers, protocol, traffic class.")
     rendezvous: Rendezvous = Field(default_factory=Rendezvous, description="Where the ranks of one boot meet.")
@@ -267,6 +274,7 @@ class Engine(Model):
             f"engine.environment.{name} is written by the launch plan: {PLANNED_VARIABLES[name]}"
             for name in sorted(set(self.environment) & set(PLANNED_VARIABLES))
         ]
+        problems += misread({n: v for n, v in self.environment.items() if n not in PLANNED_VARIABLES})
         if "NCCL_IB_HCA" in self.environment:
             from ..rank.hca import parse_hca
 
