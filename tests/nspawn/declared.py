@@ -7,22 +7,25 @@ network, each with an address of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from dsv41_supervisor.demo.fleet_settings import Ports, demo_settings
 from dsv41_supervisor.demo.network import Mode, Network, mode
+from dsv41_supervisor.journal import Event
 from dsv41_supervisor.settings import EngineKind
 from machine import OPT, ROOT, SHARED, Machine
 
 GOLDEN = ROOT / "tests/eval/golden"
 SETTINGS = "/etc/dsv41/settings.json"
+BOOT_S = 140
 CHECKPOINT = "/srv/models/DeepSeek-V4.1-Flash"
 USERS = "u dsv41 -\nu dsv41-supervisor -\nu dsv41-gateway -\n"
 FLEET_KEY = "f" * 64
@@ -114,6 +117,18 @@ class Node:
     def is_active(self, unit: str | None = None) -> bool:
         return self.machine.show(unit or self.unit, "ActiveState")["ActiveState"] == "active"
 
+    @contextlib.contextmanager
+    def changed(self, unit: str, line: str) -> Iterator[None]:
+        """The unit with another line in its section [Service], as systemd reads it meanwhile."""
+        directory = f"/run/systemd/system/{unit}.service.d"
+        self.machine.write(f"{directory}/changed.conf", f"[Service]\n{line}\n")
+        self.machine.run("systemctl", "daemon-reload")
+        try:
+            yield
+        finally:
+            self.machine.run("rm", "-r", directory)
+            self.machine.run("systemctl", "daemon-reload")
+
     def status(self) -> dict[str, Any]:
         """What `dsv41 status --json` says here; empty while nobody answers."""
         done = self.machine.dsv41("status", "--json", "--settings", SETTINGS, check=False)
@@ -138,3 +153,22 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float, *node
             said = "\n".join(f"--- {n.name}\n{n.machine.journal('--lines=40')}" for n in nodes)
             raise AssertionError(f"not seen within {timeout_s} s: {what}\n{said}")
         time.sleep(0.1)
+
+
+def assert_nothing_is_left(nodes: list[Node]) -> None:
+    nodes[0].machine.run("systemctl", "stop", "dsv41-rank@0")
+    wait_for(lambda: not any(n.is_active() for n in nodes), "every rank to be gone", 60, *nodes)
+
+
+def serving(nodes: list[Node]) -> None:
+    """Bring the fleet up as an operator does; one that runs may be being taken over by a restarted supervisor."""
+    nodes[0].machine.run("systemctl", "start", "dsv41-rank@0", timeout_s=BOOT_S)
+    wait_for(lambda: nodes[0].status().get("state") == "serving", "the fleet to serve", 60, *nodes)
+
+
+def said_by(nodes: list[Node]) -> str:
+    return "\n".join(f"--- {n.name}\n{n.machine.journal('--lines=60', '--unit=dsv41-*')}" for n in nodes)
+
+
+def told(node: Node, kind: Event) -> str:
+    return node.machine.journal(f"MESSAGE_ID={kind.value}")

@@ -8,11 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from declared import API_KEY, FLEET_KEY, SETTINGS, Node, fleet_settings, wait_for
+from declared import (
+    API_KEY,
+    BOOT_S,
+    FLEET_KEY,
+    SETTINGS,
+    Node,
+    assert_nothing_is_left,
+    fleet_settings,
+    said_by,
+    serving,
+    told,
+    wait_for,
+)
 from dsv41_supervisor.journal import Event
 from machine import OPT, Machine, why_not
 
-BOOT_S = 140
 CAP_KILL, CAP_SYS_PTRACE = 1 << 5, 1 << 19
 CAP_SYSLOG = 1 << 34
 """Which a container has not."""
@@ -64,25 +75,6 @@ def fleet(
     finally:
         for node in reversed(nodes):
             node.machine.power_off()
-
-
-def assert_nothing_is_left(nodes: list[Node]) -> None:
-    nodes[0].machine.run("systemctl", "stop", "dsv41-rank@0")
-    wait_for(lambda: not any(n.is_active() for n in nodes), "every rank to be gone", 60, *nodes)
-
-
-def serving(nodes: list[Node]) -> None:
-    """Bring the fleet up as an operator does; one that runs may be being taken over by a restarted supervisor."""
-    nodes[0].machine.run("systemctl", "start", "dsv41-rank@0", timeout_s=BOOT_S)
-    wait_for(lambda: nodes[0].status().get("state") == "serving", "the fleet to serve", 60, *nodes)
-
-
-def said_by(nodes: list[Node]) -> str:
-    return "\n".join(f"--- {n.name}\n{n.machine.journal('--lines=60', '--unit=dsv41-*')}" for n in nodes)
-
-
-def told(node: Node, kind: Event) -> str:
-    return node.machine.journal(f"MESSAGE_ID={kind.value}")
 
 
 def test_a_supervisor_says_what_it_does_and_is_no_longer_root(fleet: list[Node]) -> None:
@@ -163,6 +155,46 @@ def test_a_supervisor_that_stands_still_is_ended_by_the_watchdog_and_its_rank_li
     assert "Watchdog timeout (limit 10s)" in fleet[0].machine.journal("--unit=dsv41-supervisor")
     wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to be taken over", 60, *fleet)
     assert [node.main_pid() for node in fleet] == ranks, said_by(fleet)
+
+
+def test_units_that_changed_leave_a_running_rank_alone(fleet: list[Node]) -> None:
+    """What a switch does to it: other files, and systemd reads them. X-RestartIfChanged= is then NixOS's to heed."""
+    serving(fleet)
+    before = [(node.invocation(), node.main_pid()) for node in fleet]
+    with fleet[1].changed(fleet[1].unit, "TimeoutStopSec=77"):
+        assert fleet[1].machine.show(fleet[1].unit, "TimeoutStopUSec")["TimeoutStopUSec"] == "1min 17s"
+        assert fleet[0].status()["state"] == "serving"
+    assert [(node.invocation(), node.main_pid()) for node in fleet] == before
+
+
+def test_packing_by_hand_makes_the_rows_and_leaves_good_ones_alone(fleet: list[Node]) -> None:
+    machine = fleet[1].machine
+    machine.run("systemctl", "stop", "dsv41-rank@0", check=False)
+    files = "cd /var/lib/dsv41/rows && stat -c '%n %U %i %Y' *"
+    machine.run("sh", "-c", "rm /var/lib/dsv41/rows/*")
+    machine.run("systemctl", "start", "dsv41-pack")
+    assert machine.show("dsv41-pack", "Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
+    made = machine.run("sh", "-c", files).stdout
+    assert re.search(r"^engram-l\d+-r1of3\.bin dsv41 ", made, re.M), made
+    machine.run("systemctl", "start", "dsv41-pack")
+    assert machine.run("sh", "-c", files).stdout == made
+
+
+def test_a_rank_that_stands_still_is_ended_by_systemd_where_nobody_else_can(fleet: list[Node]) -> None:
+    """Its own supervisor is away, so neither the lease's end nor a stop reaches it."""
+    worker = fleet[1]
+    fleet[0].machine.run("systemctl", "stop", "dsv41-rank@0")
+    wait_for(lambda: fleet[0].status().get("state") == "down", "the fleet to be down", 60, *fleet)
+    with worker.changed(worker.unit, "WatchdogSec=10"):
+        serving(fleet)
+        worker.machine.run("systemctl", "stop", "dsv41-supervisor")
+        worker.machine.run("kill", "-STOP", worker.main_pid())
+        journal = f"--unit={worker.unit}"
+        wait_for(lambda: "Watchdog timeout (limit 10s)" in worker.machine.journal(journal), "its end", 60, worker)
+        wait_for(lambda: not worker.is_active(), "the rank to be gone", 60, worker)
+        assert worker.machine.show(worker.unit, "Result")["Result"] == "watchdog"
+        worker.machine.run("systemctl", "start", "dsv41-supervisor")
+        wait_for(lambda: fleet[0].status().get("state") == "serving", "the fleet to serve again", BOOT_S, *fleet)
 
 
 def test_a_start_that_cannot_be_is_refused_with_its_reason(fleet: list[Node]) -> None:
