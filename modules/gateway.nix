@@ -11,6 +11,7 @@ let
   node = import ./node.nix args;
   inherit (cfg.settings) gateway;
   privileged = gateway.port < 1024;
+  withTls = gateway.tls.certificate != null && gateway.tls.key_file != null;
   onLoopback = lib.hasPrefix "127." gateway.address;
 in
 {
@@ -31,6 +32,8 @@ in
         ExecStart = node.exec "gateway" [ ];
         User = "dsv41-gateway";
         Group = "dsv41-gateway";
+        # Reads the certificate again; it does so itself within seconds where it may read the files themselves.
+        ExecReload = "/bin/sh -c 'kill -HUP $MAINPID'";
         Restart = "always";
         RestartSec = 1;
         RestartPreventExitStatus = 78;
@@ -40,11 +43,19 @@ in
         LoadCredential = [
           "fleet-key:${node.path cfg.settings.fleet.key_file}"
         ]
-        ++ lib.optional gateway.require_key "api-keys:${node.path gateway.keys_file}";
+        ++ lib.optional gateway.require_key "api-keys:${node.path gateway.keys_file}"
+        ++ lib.optionals withTls [
+          "tls-certificate:${node.path gateway.tls.certificate}"
+          "tls-key:${node.path gateway.tls.key_file}"
+        ];
         # One that is missing is named by the program, with its path.
         SetCredential = [
           "fleet-key:-"
           "api-keys:-"
+        ]
+        ++ lib.optionals withTls [
+          "tls-certificate:-"
+          "tls-key:-"
         ];
 
         AmbientCapabilities = lib.optional privileged "CAP_NET_BIND_SERVICE";

@@ -8,6 +8,8 @@ from pathlib import Path
 FLEET_KEY = "fleet-key"
 WEBHOOK_URL = "webhook-url"
 API_KEYS = "api-keys"
+TLS_CERTIFICATE = "tls-certificate"
+TLS_KEY = "tls-key"
 MISSING = b"-"
 """Stands for a file that was missing when the unit started (SetCredential= beside LoadCredential= in the modules), so
 that the program says which file; systemd alone would end the unit with 243/CREDENTIALS."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -58,10 +59,10 @@ def first_key(path: Path) -> str:
 
 async def ask(
     base: str, key: str | None, model: str, prompt: str, max_tokens: int, show: Callable[[str], None],
-    timeout_s: float = 300, look: str = "Run dsv41 status.",
+    timeout_s: float = 300, look: str = "Run dsv41 status.", certificate: Path | None = None,
 ) -> Answer:  # fmt: skip
     """Stream one chat answer. Raises Dsv41Error with what the gateway said when it is not an answer; `look` is what to
-    do when there is no gateway."""
+    do when there is no gateway; `certificate` is the only one that is trusted, whatever name it has."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -77,7 +78,9 @@ async def ask(
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.post(f"{base}/v1/chat/completions", json=body, headers=headers) as answer,
+            session.post(
+                f"{base}/v1/chat/completions", json=body, headers=headers, ssl=_only(certificate) or True
+            ) as answer,
         ):
             if answer.status != 200:
                 what = f"the gateway answered {answer.status}: {_message(await answer.text())}"
@@ -107,6 +110,24 @@ async def ask(
     if not tokens:
         raise _error("the answer came without a token")
     return Answer("".join(parts), tokens, first_s, time.monotonic() - began, finish)
+
+
+def _only(certificate: Path | None) -> ssl.SSLContext | None:
+    """A context that trusts this certificate alone: the key goes to our own gateway, by its address."""
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(certificate)
+    except OSError as error:
+        raise Dsv41Error(
+            f"the certificate {certificate} cannot be read: {error.strerror}.",
+            stage=Stage.GATEWAY,
+            hint="Run it as a user who can, or look at gateway.tls.certificate.",
+        ) from None
+    return context
 
 
 def _message(body: str) -> str:

@@ -62,6 +62,11 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         'set.gateway.keys_file = "${builtins.toFile "keys" "a:b"}";',
         "`services.dsv41.settings.gateway.keys_file' is not of type",
     ),
+    "tls_key_in_the_store": (
+        TRIANGLE,
+        'set.gateway.tls.key_file = "${builtins.toFile "key" "PEM"}";',
+        "`services.dsv41.settings.gateway.tls.key_file' is not of type",
+    ),
     "world_size_the_fleet_has_not": (
         TRIANGLE,
         "set.engine.parallelism.tp_size = 4;",

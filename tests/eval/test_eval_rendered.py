@@ -112,6 +112,34 @@ def settings_of(nix: Nix) -> dict[str, Any]:
     )
 
 
+def test_a_certificate_reaches_the_gateway_as_a_credential(nix: Nix) -> None:
+    text = nix.value(f"""
+      (lib.nixosSystem {{
+        modules = [
+          flake.nixosModules.default
+          machine
+          {{
+            imports = [ {REPOSITORY / "tests/fleets/triangle-3.nix"} ];
+            networking.hostName = "spark1";
+            services.dsv41.enable = true;
+            services.dsv41.settings.gateway.tls = {{
+              certificate = "/var/lib/acme/spark1/fullchain.pem";
+              key_file = "/var/lib/acme/spark1/key.pem";
+            }};
+          }}
+        ];
+      }}).config.systemd.units."dsv41-gateway.service".text
+    """)
+    for line in (
+        "LoadCredential=tls-certificate:/var/lib/acme/spark1/fullchain.pem",
+        "LoadCredential=tls-key:/var/lib/acme/spark1/key.pem",
+        "SetCredential=tls-certificate:-",
+        "SetCredential=tls-key:-",
+        "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'",
+    ):
+        assert line in text.splitlines()
+
+
 def test_the_program_accepts_the_settings_of_every_example(nix: Nix) -> None:
     everything = settings_of(nix)
     assert len(everything) == 11

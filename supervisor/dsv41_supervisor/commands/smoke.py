@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
 
     settings = read_settings(args)
     keys_file = args.key_file or settings.path(settings.gateway.keys_file, settings.fleet.head)
-    base = f"http://{settings.gateway.address}:{settings.gateway.port}"
+    certificate = settings.gateway.tls.certificate
+    trusted = settings.path(certificate, settings.fleet.head) if certificate is not None else None
     key = first_key(keys_file) if settings.gateway.require_key else None
 
     def show(text: str) -> None:
@@ -38,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
 
     model, look = settings.engine.served_model_name, look_at_gateway(settings)
-    answer = asyncio.run(ask(base, key, model, args.prompt, args.max_tokens, show, look=look))
+    asking = ask(
+        settings.gateway.url, key, model, args.prompt, args.max_tokens, show, look=look, certificate=trusted
+    )
+    answer = asyncio.run(asking)
     if args.json:
         print(json.dumps(answer.to_json()))
     else:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..credentials import API_KEYS, FLEET_KEY, credential
+from ..credentials import API_KEYS, FLEET_KEY, TLS_CERTIFICATE, TLS_KEY, credential
 from ..errors import Dsv41Error, Stage
 from .admission import Lanes
 from .policy import Limits
+from .tls import TlsFiles
 from .waiting import Patience
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Timings:
     """Receiving one request's body."""
     farewell_s: float = 5.0
     """Delivering the error event to a client that reads slowly; then its connection is dropped."""
+    certificate_s: float = 5.0
+    """Between two looks whether the certificate files have changed."""
     stop_grace_s: float = 5.0
     """Running requests may finish for this long once the gateway is told to stop."""
 
@@ -49,6 +52,7 @@ class GatewayConfig:
     """None: nobody needs a key (the settings allow that on loopback only)."""
     management_address: str | None = None
     """Where /metrics is, at the same port; None: where the users are."""
+    tls: TlsFiles | None = None
     max_body_bytes: int = 64 << 20
     lanes: Lanes = field(default_factory=Lanes)
     patience: Patience = field(default_factory=Patience)
@@ -86,6 +90,7 @@ class GatewayConfig:
             ),
             management_address=str(where.management_address),
             keys_file=_keys_file(settings, node) if settings.gateway.require_key else None,
+            tls=_tls_files(settings, node),
             max_body_bytes=settings.gateway.max_body_bytes,
             lanes=_lanes(settings),
             patience=Patience(
@@ -101,6 +106,18 @@ def _keys_file(settings: Settings, node: str) -> Path:
     """The file itself where this user may read it: it is read again when it changes. A credential never changes."""
     path = Path(settings.path(settings.gateway.keys_file, node))
     return path if os.access(path, os.R_OK) else credential(API_KEYS) or path
+
+
+def _tls_files(settings: Settings, node: str) -> TlsFiles | None:
+    """The files themselves where this user may read both: they are read again when they are renewed."""
+    said = settings.gateway.tls
+    if said.certificate is None or said.key_file is None:
+        return None
+    files = TlsFiles(Path(settings.path(said.certificate, node)), Path(settings.path(said.key_file, node)))
+    given = credential(TLS_CERTIFICATE), credential(TLS_KEY)
+    if all(os.access(path, os.R_OK) for path in (files.certificate, files.key)):
+        return files
+    return TlsFiles(given[0], given[1]) if given[0] and given[1] else files
 
 
 def _lanes(settings: Settings) -> Lanes:

@@ -7,6 +7,8 @@ import contextlib
 import hmac
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from .listening import listening
 from .metrics import Metrics
 from .readiness import Readiness, Watcher
 from .running import Running
+from .tls import Tls
 from .waiting import Lobby
 
 if TYPE_CHECKING:
@@ -41,23 +44,39 @@ async def _until_told(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    async with serving(config) as watcher:
-        log.info("the gateway listens on http://%s:%d%s", config.address, config.port, _who(config))
+    async with serving(config) as gateway:
+        if gateway.tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, lambda tls=gateway.tls: tls.reload(always=True))
+        else:
+            loop.add_signal_handler(signal.SIGHUP, log.info, "nothing to read again: keys are with every request")
+        scheme = "http" if config.tls is None else "https"
+        log.info("the gateway listens on %s://%s:%d%s", scheme, config.address, config.port, _who(config))
+        if config.tls is None and not ip_address(config.address).is_loopback:
+            log.warning("keys and prompts come to %s unencrypted: set gateway.tls", config.address)
         if config.extra_address is not None:
             log.info("its /metrics are on http://%s:%d", config.extra_address, config.port)
         notify("READY=1")
         done, _ = await asyncio.wait(
-            {asyncio.ensure_future(told.wait()), watcher}, return_when=asyncio.FIRST_COMPLETED
+            {asyncio.ensure_future(told.wait()), gateway.watching}, return_when=asyncio.FIRST_COMPLETED
         )
-        if watcher in done:
-            watcher.result()  # it never ends by itself: raises
+        if gateway.watching in done:
+            gateway.watching.result()  # it never ends by itself: raises
         notify("STOPPING=1")
         log.info("the gateway stops")
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A gateway that listens: the task that watches the fleet, and its certificate."""
+
+    watching: asyncio.Task[None]
+    tls: Tls | None
+
+
 @contextlib.asynccontextmanager
-async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
-    """A gateway that listens; gives the task that watches the fleet. Raises Dsv41Error if it cannot start."""
+async def serving(config: GatewayConfig) -> AsyncIterator[Serving]:
+    """A gateway that listens. Raises Dsv41Error if it cannot start."""
+    tls = Tls(config.tls) if config.tls is not None else None
     keys = KeyFile(config.keys_file) if config.keys_file is not None else None
     metrics, running = Metrics(), Running()
 
@@ -82,14 +101,18 @@ async def serving(config: GatewayConfig) -> AsyncIterator[asyncio.Task[None]]:
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(forwarder.close)
-        site = await stack.enter_async_context(listening(gateway.app(), config.address, config.port))
+        users = listening(gateway.app(), config.address, config.port, tls.context if tls is not None else None)
+        site = await stack.enter_async_context(users)
         if config.extra_address is not None:
             management = listening(gateway.management_app(), config.extra_address, config.port)
             await stack.enter_async_context(management)
         watching = asyncio.create_task(watcher.run())
+        looking = asyncio.create_task(tls.watch(config.timings.certificate_s)) if tls is not None else None
         try:
-            yield watching
+            yield Serving(watching, tls)
         finally:
+            if looking is not None:
+                looking.cancel()
             await site.stop()
             lobby.stop()
             await _let_finish(running, config.timings.stop_grace_s)

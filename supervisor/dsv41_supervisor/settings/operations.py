@@ -92,6 +92,22 @@ class Admission(Model):
         return self
 
 
+class Tls(Model):
+    certificate: AbsolutePath | None = Field(
+        default=None, description="PEM file of the certificate with its chain; read again when renewed. null: no TLS."
+    )
+    key_file: AbsolutePath | None = Field(
+        default=None, description="PEM file of its private key, without a passphrase; not readable by every user."
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Tls:
+        if (self.certificate is None) != (self.key_file is None):
+            named, missing = ("certificate", "key_file") if self.key_file is None else ("key_file", "certificate")
+            raise ValueError(f"gateway.tls.{named} is set and gateway.tls.{missing} is not: TLS needs both")
+        return self
+
+
 class Gateway(Model):
     address: IPv4Address = Field(
         default=IPv4Address("127.0.0.1"),
@@ -109,6 +125,7 @@ class Gateway(Model):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
         default=64 << 20, description="Largest request body."
     )
+    tls: Tls = Field(default_factory=Tls, description="HTTPS instead of HTTP, TLS 1.2 or newer.")
     admission: Admission = Field(default_factory=Admission, description="Who goes to the engine next, and who waits.")
     hold_s: Annotated[float, Field(ge=0, le=86400)] = Field(
         default=0,
@@ -118,6 +135,13 @@ class Gateway(Model):
     hold_requests: Annotated[int, Field(ge=1, le=65536)] = Field(
         default=64, description="Most requests held over a recovery."
     )
+
+    @property
+    def url(self) -> str:
+        """How a program on the head reaches it."""
+        scheme = "http" if self.tls.certificate is None else "https"
+        address = "127.0.0.1" if self.address.is_unspecified else self.address
+        return f"{scheme}://{address}:{self.port}"
 
     @model_validator(mode="after")
     def _open_only_on_loopback(self) -> Gateway:

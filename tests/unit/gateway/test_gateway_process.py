@@ -19,10 +19,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from dsv41_supervisor import gateway
+from dsv41_supervisor.doctor.read_gateway import read_gateway
 from dsv41_supervisor.errors import Dsv41Error
 from dsv41_supervisor.gateway.admission import Lanes
 from dsv41_supervisor.gateway.config import GatewayConfig
 from dsv41_supervisor.settings import parse
+
+from tests.harness.certificates import make_certificate
 
 KEY = "a-key-for-the-tests-0123456789"
 MAX_RSS_BYTES = 60 << 20
@@ -184,6 +187,62 @@ def test_places_at_the_engine_are_as_many_as_it_runs_unless_others_are_named(set
     with pytest.raises(Dsv41Error) as refused:
         lanes()
     assert "short_reserved 3 is not below gateway.admission.running_requests 3" in str(refused.value)
+
+
+@pytest.mark.asyncio
+async def test_a_hangup_reads_the_certificate_again_and_doctor_gets_its_answer(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    certificate, key = make_certificate(tmp_path, "head")
+    settings["gateway"]["tls"] = {"certificate": str(certificate), "key_file": str(key)}
+    parsed = parse(json.dumps(settings))
+    log = tmp_path / "log"
+    with log.open("wb") as to, subprocess.Popen(command(tmp_path, settings), stderr=to) as process:
+        try:
+            await until(lambda: "the gateway listens on https://127.0.0.1:" in log.read_text())
+            said = await asyncio.to_thread(read_gateway, parsed, 20)
+            assert (said.problem, said.status, said.ours) == (None, 503, True)
+            assert "read the certificate" not in log.read_text()
+            process.send_signal(signal.SIGHUP)
+            await until(lambda: f"read the certificate {certificate} again" in log.read_text())
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_half_of_the_tls_files_are_refused(settings: dict[str, Any]) -> None:
+    settings["gateway"]["tls"] = {"key_file": "/etc/dsv41/tls.key"}
+    with pytest.raises(Dsv41Error) as refused:
+        parse(json.dumps(settings))
+    assert "gateway.tls.key_file is set and gateway.tls.certificate is not" in str(refused.value)
+
+
+def test_certificate_files_that_this_user_cannot_read_come_as_credentials(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings["gateway"]["tls"] = {name: str(tmp_path / "only-root" / name) for name in ("certificate", "key_file")}
+
+    def files() -> tuple[Path, Path]:
+        tls = GatewayConfig.from_settings(parse(json.dumps(settings)), "spark1").tls
+        assert tls is not None
+        return tls.certificate, tls.key
+
+    assert files() == (tmp_path / "only-root" / "certificate", tmp_path / "only-root" / "key_file")
+    given = tmp_path / "credentials"
+    given.mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    for name in ("tls-certificate", "tls-key"):
+        (given / name).write_text("-")  # what stands for a file that was missing
+    assert files()[0].parent == tmp_path / "only-root"
+    for name in ("tls-certificate", "tls-key"):
+        (given / name).write_text("PEM")
+    assert files() == (given / "tls-certificate", given / "tls-key")
 
 
 def test_it_runs_on_the_head_only(tmp_path: Path, settings: dict[str, Any]) -> None:
