@@ -198,6 +198,35 @@ def test_a_neighbour_that_answers_with_another_address_is_found(patient: Patient
     assert {rail for check, _, rail in visit.bad if check.startswith("deep-")} == {"a"}
 
 
+def _forget(patient: Patient, node: str, rail: str) -> None:
+    patient.on(node, "ip", "neigh", "flush", "dev", patient.rail(node, rail), "nud", "all", check=False)
+
+
+def test_a_peer_that_answers_no_arp_is_named_without_deep(patient: Patient) -> None:
+    with broken(patient, "spark2", "a", "link set {dev} arp off"):
+        _forget(patient, "spark1", "a")
+        try:
+            visit = patient.visit(title="A peer answers no ARP (spark2, rail a)")
+        finally:
+            patient.on("spark2", "ip", "link", "set", patient.rail("spark2", "a"), "arp", "on")
+    assert visit.status == 69
+    assert visit.bad == {("rail-neighbour", "spark1", "a")}
+    assert patient.address("spark2", "a").split("/")[0] in visit.sentence("rail-neighbour", "spark1")
+
+
+def test_a_neighbour_that_was_missing_earlier_and_answers_now_is_good(patient: Patient) -> None:
+    peer = patient.address("spark2", "a").split("/")[0]
+    ask = f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('{peer}', 9))"
+    with broken(patient, "spark2", "a", "addr flush dev {dev}"):
+        _forget(patient, "spark1", "a")
+        patient.on("spark1", sys.executable, "-c", ask)
+        _until(lambda: "FAILED" in patient.on("spark1", "ip", "neigh", "show", peer), "a neighbour given up")
+        # It is missing because of what is wrong at the other end, which is named there and only there.
+        assert not any(check == "rail-neighbour" for check, _, _ in patient.visit().bad)
+    assert "FAILED" in patient.on("spark1", "ip", "neigh", "show", peer)
+    assert patient.visit().bad == set()
+
+
 def test_a_supervisor_that_is_frozen_is_a_finding_and_no_hang(patient: Patient) -> None:
     daemon = next(d for d in patient.fleet.demo.daemons if d.name == "supervisor" and d.node == "spark3")
     os.kill(daemon.process.pid, signal.SIGSTOP)

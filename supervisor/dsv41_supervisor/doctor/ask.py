@@ -15,7 +15,7 @@ from ..fabric.facts import NodeFacts
 from ..fabric.read import read_facts
 from ..fleet.peers import SupervisorClient, read_fleet_key
 from ..settings import Settings
-from .collect import Standing, fabric_within, read_host, with_container
+from .collect import Standing, asked_and_read, fabric_within, read_host, with_container
 from .facts import HostFacts
 from .fleet_facts import Answer
 
@@ -106,7 +106,9 @@ async def _read_here(settings: Settings, here: str, bound_s: float, asked: Asked
     container = (lambda: look(settings, here)) if settings.engine.container is not None else None
     host, fabric = await asyncio.gather(
         with_container(bound_s, container, read_host(settings, here, Standing(), BoundedReads(), bound_s)),
-        fabric_within(bound_s, read_facts(settings, here, bound_s=bound_s / 2)),
+        fabric_within(
+            bound_s, asked_and_read(settings, here, bound_s, lambda one_s: read_facts(settings, here, bound_s=one_s))
+        ),
     )
     asked.host[here] = host
     if fabric is not None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..fabric.bounded import BoundedReads, Unread
+from ..fabric.facts import NodeFacts
+from ..fabric.warm import WARM_TIMEOUT_S, warm_neighbours
 from ..settings import Device, Settings
 from . import read_files, read_gateway, read_gpu, read_proc
 from .facts import MAX_ROWS, ContainerFacts, HostFacts, Port
@@ -144,6 +146,22 @@ def rendezvous_ports(settings: Settings, node: str) -> list[tuple[str, int]]:
 def taken(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     """Only those that somebody holds, and no more of them than facts may carry."""
     return tuple(port for port in ports if port.holder is not None)[: MAX_ROWS - 8]
+
+
+async def asked_and_read(
+    settings: Settings, node: str, bound_s: float, read: Callable[[float], Awaitable[NodeFacts]]
+) -> NodeFacts:
+    """The fabric's facts after every peer was asked for on every rail, as before a boot: else a neighbour that nobody
+    used is not seen to be missing, and one that was missing an hour ago still looks it. `read` gets its readers' bound.
+    """
+    began = time.monotonic()
+    wait_s = min(WARM_TIMEOUT_S, bound_s / 4)
+    # Links that cannot be read are said by the readers.
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(wait_s + 0.05):
+            await warm_neighbours(settings, node, wait_s)
+    left_s = bound_s - (time.monotonic() - began)
+    return await read(max(0.05, round(left_s / 2, 2)))
 
 
 async def fabric_within(bound_s: float, reading: Any) -> dict[str, Any] | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from ..fabric.bounded import BoundedReads
+from ..fabric.facts import NodeFacts
 from ..fabric.read import read_facts
-from .collect import READ_S, Standing, fabric_within, read_host, with_container
+from .collect import READ_S, Standing, asked_and_read, fabric_within, read_host, with_container
 from .deep.serve import DeepServer
 
 if TYPE_CHECKING:
@@ -44,16 +46,17 @@ class DoctorService:
             supervised=True, rank_state=str(agent.rank.state), pids=(os.getpid(), *status.members),
             same=agent.shown.same_bits(), fabric_changes=tuple(map(str, agent.fabric.watch.changes)),
         )  # fmt: skip
+
+        def read(one_s: float) -> Awaitable[NodeFacts]:
+            return read_facts(
+                agent.settings, agent.node, None, status.members, one_s, self._reads, agent.fabric.ruleset
+            )
+
         host, fabric = await asyncio.gather(
             with_container(
                 bound_s, agent.containers.look if agent.containers.used else None,
                 read_host(agent.settings, agent.node, standing, self._reads, bound_s),
             ),
-            fabric_within(
-                bound_s,
-                read_facts(
-                    agent.settings, agent.node, None, status.members, bound_s / 2, self._reads, agent.fabric.ruleset
-                ),
-            ),
+            fabric_within(bound_s, asked_and_read(agent.settings, agent.node, bound_s, read)),
         )  # fmt: skip
         return {"host": host.model_dump(mode="json"), "fabric": fabric}

@@ -35,15 +35,17 @@ def peers_on_rails(settings: Settings, node: str, links: dict[str, Link]) -> dic
     return pairs
 
 
-async def warm_neighbours(settings: Settings, node: str) -> dict[tuple[str, IPv4Address], str]:
+async def warm_neighbours(
+    settings: Settings, node: str, wait_s: float = WARM_TIMEOUT_S
+) -> dict[tuple[str, IPv4Address], str]:
     """Ask for every peer on every rail; returns the neighbour state by (interface, address) once none is in doubt.
 
-    Waits for answers at most WARM_TIMEOUT_S: who has not answered by then is INCOMPLETE or FAILED in the table, and
-    the check `rail-neighbour` says so.
+    Waits for answers at most `wait_s`: who has not answered by then is INCOMPLETE or FAILED in the table, and the
+    check `rail-neighbour` says so. An entry that failed long ago is asked for anew.
     """
     pairs = peers_on_rails(settings, node, await read_links())
     states: dict[tuple[str, IPv4Address], str] = {}
-    deadline = time.monotonic() + WARM_TIMEOUT_S
+    deadline = time.monotonic() + wait_s
     for (_, peer), own in pairs.items():
         _ask(own, peer)
     while pairs:

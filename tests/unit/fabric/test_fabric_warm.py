@@ -11,6 +11,7 @@ from ipaddress import IPv4Address
 
 import pytest
 from dsv41_supervisor.demo.network import Mode, mode
+from dsv41_supervisor.fabric.check import check_fabric
 from dsv41_supervisor.fabric.warm import peers_on_rails, warm_neighbours
 from dsv41_supervisor.settings import parse
 
@@ -44,6 +45,18 @@ def test_a_rail_that_cannot_ask_is_left_to_the_checks(path: str, value: object) 
 async def test_a_machine_without_these_rails_waits_for_nobody() -> None:
     async with asyncio.timeout(30):
         assert await warm_neighbours(parse(json.dumps(good())), "spark1") == {}
+
+
+@pytest.mark.parametrize(("path", "value"), [("carrier", False), ("up", False), ("addresses", ())])
+def test_a_peer_that_cannot_answer_is_named_at_its_own_end_only(path: str, value: object) -> None:
+    settings = parse(json.dumps(FLEETS["triangle"]()))
+    silent = at(healthy(settings), "ada", "neighbours.0.state", "FAILED")
+    assert {f.node for f in check_fabric(settings, silent).findings if f.check == "rail-neighbour"} == {"ada"}
+    bobs = settings.fleet.nodes["bob"].rails.values()
+    interface = next(rail.interface for rail in bobs if str(rail.address.ip) == "10.20.0.2")
+    refused = check_fabric(settings, at(silent, "bob", f"links.{interface}.{path}", value)).refusals
+    assert {r.check for r in refused}.isdisjoint({"rail-neighbour"})
+    assert {r.node for r in refused} == {"bob"}
 
 
 IN_A_NAMESPACE = textwrap.dedent("""

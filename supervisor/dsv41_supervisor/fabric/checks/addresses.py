@@ -211,13 +211,23 @@ def _rail_mac(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     what="Every peer answers ARP on every rail before a rank starts: RoCE does not wait for it.",
 )  # fmt: skip
 def _rail_neighbour(fleet: Fleet, settings: Settings) -> Iterator[Found]:
-    for here in seen_rails(fleet, settings):
-        if here.link is None or not (here.link.up and here.link.carrier):
+    by_place = {(here.node, here.name): here for here in seen_rails(fleet, settings)}
+    for here in by_place.values():
+        if not _can_ask(here):
             continue
         states = {n.address: n.state for n in here.facts.neighbours if n.interface == here.rail.interface}
         for peer, address in peer_addresses(here, settings):
+            there = by_place.get((peer, here.name))
+            if peer in fleet and (there is None or not _can_ask(there)):
+                continue  # It cannot answer, and what is wrong there is a finding of its own.
             if states.get(address) in ("FAILED", "INCOMPLETE"):
                 yield here.found(
                     f"gets no answer from {address} ({peer}): its neighbour entry is {states[address]}.",
                     f"Check the address and the cable on {peer}.", transient=True,
                 )  # fmt: skip
+
+
+def _can_ask(here: Here) -> bool:
+    """Whether a rail's interface is up, has carrier and holds its address: else ARP is neither asked nor answered."""
+    link = here.link
+    return link is not None and link.up and link.carrier and here.rail.address in link.addresses
