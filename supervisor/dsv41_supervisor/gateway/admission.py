@@ -22,6 +22,8 @@ class Lanes:
     running: int = 1024
     reserved: int = 0
     """Of those running, places that only short prompts take."""
+    reading_long: int = 1024
+    """Long prompts of which no token has come yet: while the engine reads one, it reads nothing else."""
     short_tokens: int = 4096
     """Prompts up to this are short."""
     waiting: int = 256
@@ -44,6 +46,8 @@ class Turn:
     number: int
     position: int = 0
     running: bool = False
+    reading: bool = False
+    """It runs, is long, and has not begun to answer."""
     waited_s: float = 0.0
 
     def headers(self) -> dict[str, str]:
@@ -78,6 +82,7 @@ class Line:
         """False while there is nothing to go to: everybody waits."""
         self.n_running = 0
         self.n_running_long = 0
+        self.n_reading_long = 0
         self.n_waiting = 0
         self.waiting_bytes = 0
         self._keys: dict[str, _Key] = {}
@@ -115,6 +120,7 @@ class Line:
     def leave(self, turn: Turn, now: float) -> list[Turn]:
         """It has ended, or waits no longer. Gives the turns that may run now."""
         if turn.running:
+            self._has_read(turn)
             turn.running = False
             self.n_running -= 1
             self.n_running_long -= not turn.short
@@ -123,6 +129,10 @@ class Line:
         else:
             self._forget(turn)
         return self._grant()
+
+    def begun(self, turn: Turn) -> list[Turn]:
+        """Its answer has begun. Gives the turns that may run now."""
+        return self._grant() if self._has_read(turn) else []
 
     def set_open(self, is_open: bool) -> list[Turn]:
         """Gives the turns that may run now."""
@@ -147,8 +157,17 @@ class Line:
         return (
             self.open
             and self.n_running < self.lanes.running
-            and (short or self.n_running_long < self.lanes.running_long)
+            and (
+                short
+                or (self.n_running_long < self.lanes.running_long and self.n_reading_long < self.lanes.reading_long)
+            )
         )
+
+    def _has_read(self, turn: Turn) -> bool:
+        """Whether it was reading until now."""
+        was, turn.reading = turn.reading, False
+        self.n_reading_long -= was
+        return was
 
     def _run(self, turn: Turn) -> None:
         key = self._keys.setdefault(turn.key, _Key())
@@ -156,6 +175,8 @@ class Line:
         key.running += 1
         key.served = self._granted
         turn.running = True
+        turn.reading = not turn.short
+        self.n_reading_long += turn.reading
         self.n_running += 1
         self.n_running_long += not turn.short
 

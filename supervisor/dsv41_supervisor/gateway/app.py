@@ -216,7 +216,9 @@ class Gateway:
                 job.headers = {"x-dsv41-boot": now.boot or ""} | (turn.headers() if turn is not None else {})
                 use.seen = ticket.seen
                 if job.effective.stream:
+                    job.begun = place.begun
                     return await self._forwarder.stream(request, job, ticket)
+                place.begins_unseen()
                 return await self._forwarder.whole(job, ticket)
 
         return handle

@@ -126,6 +126,7 @@ def _lanes(settings: Settings) -> Lanes:
     return Lanes(
         running=running,
         reserved=min(said.short_reserved, running - 1),
+        reading_long=said.long_prefills,
         short_tokens=said.short_tokens,
         waiting=said.queue_requests,
     )

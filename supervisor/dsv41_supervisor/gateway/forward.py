@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -62,6 +62,8 @@ class Job:
     fitted: bool = False
     over: bool = False
     """The engine has nothing left to do for it."""
+    begun: Callable[[], None] | None = None
+    """Told when the engine's answer begins."""
 
     def answer_headers(self) -> dict[str, str]:
         return self.headers | self.effective.headers()
@@ -69,6 +71,8 @@ class Job:
     def sent(self) -> None:
         """A prompt has megabytes, an answer streams for minutes."""
         self.body, self.encoded = {}, b""
+        if self.begun is not None:
+            self.begun()
 
     def fit(self, failure: Failure) -> bool:
         """Make a limit of ours fit behind a prompt that leaves no room for it; False if that is not what failed.

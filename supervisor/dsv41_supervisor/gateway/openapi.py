@@ -110,6 +110,7 @@ _REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 _FAILURES = {
     "400": "The request cannot be served as it stands; the message says what to send instead.",
     "401": "No API key, or a wrong one.",
+    "403": "This key is for other models.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "415": "The body is not declared as application/json.",
@@ -153,7 +154,7 @@ def _post(to: Route) -> dict[str, Any]:
     }
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     error = _ANTHROPIC_ERROR if to.protocol is Protocol.ANTHROPIC else _ERROR
-    failures = _failures("400", "401", "408", "413", "415", "429", "500", "502", "503", error=error)
+    failures = _failures("400", "401", "403", "408", "413", "415", "429", "500", "502", "503", error=error)
     return {"post": {"summary": what, "requestBody": body, "responses": {"200": answer} | failures}}
 
 

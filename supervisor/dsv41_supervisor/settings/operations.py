@@ -72,6 +72,11 @@ class Admission(Model):
     short_reserved: Annotated[int, Field(ge=0, le=1023)] = Field(
         default=1, description="Of these, places that only short prompts take: they do not wait behind long ones."
     )
+    long_prefills: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1,
+        description="Long prompts that the engine reads at once; it reads one after the other, and a short one sent "
+        "after them would wait for all.",
+    )
     short_tokens: Annotated[int, Field(ge=1, le=1048576)] = Field(
         default=4096, description="A prompt up to this is short, at four bytes of the request a token."
     )

@@ -27,6 +27,16 @@ def test_a_reserved_place_is_for_short_prompts_alone() -> None:
     assert line.leave(longs[0], 1.0) == [longs[2]]  # the oldest that may run
 
 
+def test_one_long_prompt_is_read_at_a_time_and_short_ones_pass() -> None:
+    line = Line(Lanes(running=8, reading_long=1))
+    first, second, third = (come(line, "me", LONG) for _ in range(3))
+    assert (first.running, second.running) == (True, False)
+    assert come(line, "me").running
+    assert line.begun(first) == [second] and first.running
+    assert line.begun(first) == []  # said once more, as at every chunk
+    assert line.leave(second, 0.0) == [third]  # gone before it began
+
+
 def test_short_ones_take_every_place_but_the_oldest_goes_first() -> None:
     line = Line(Lanes(running=2, reserved=1))
     first, second = come(line, "me"), come(line, "me")
@@ -104,9 +114,10 @@ def test_the_estimate_of_the_wait_is_the_places_before_times_the_pace() -> None:
 class AnyOrder(RuleBasedStateMachine):
     """Requests come and go in any order, and the engine with them."""
 
-    @initialize(running=st.integers(1, 4), reserved=st.integers(0, 3), waiting=st.integers(0, 6))
-    def begin(self, running: int, reserved: int, waiting: int) -> None:
-        self.line = Line(Lanes(running, min(reserved, running - 1), short_tokens=100, waiting=waiting))
+    @initialize(running=st.integers(1, 4), reserved=st.integers(0, 3), reading=st.integers(1, 4),
+                waiting=st.integers(0, 6))  # fmt: skip
+    def begin(self, running: int, reserved: int, reading: int, waiting: int) -> None:
+        self.line = Line(Lanes(running, min(reserved, running - 1), reading, short_tokens=100, waiting=waiting))
         self.here: list[Turn] = []
         self.gone: list[Turn] = []
         self.now = 0.0
@@ -135,6 +146,14 @@ class AnyOrder(RuleBasedStateMachine):
             granted = self.line.leave(turn, self.now)
             assert all(turn.running and turn in self.here for turn in granted)
 
+    @rule(data=st.data())
+    def begin_to_answer(self, data: st.DataObject) -> None:
+        running = [turn for turn in self.here if turn.running]
+        if running:
+            turn = data.draw(st.sampled_from(running))
+            assert all(granted in self.here for granted in self.line.begun(turn))
+            assert not turn.reading
+
     @rule()
     def leave_twice(self) -> None:
         """As when a client goes in the moment in which its turn gave way."""
@@ -157,11 +176,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert (line.n_running, line.n_waiting) == (len(running), len(waiting))
         assert line.waiting_bytes == sum(turn.n_bytes for turn in waiting)
         n_long = sum(not turn.short for turn in running)
+        n_reading = sum(turn.reading for turn in self.here)
+        assert line.n_reading_long == n_reading <= min(n_long, lanes.reading_long)
         assert line.n_running_long == n_long <= lanes.running_long and len(running) <= lanes.running
         assert len(waiting) <= lanes.waiting
         if line.open and len(running) < lanes.running:
             assert not any(turn.short for turn in waiting)
-            assert not waiting or n_long == lanes.running_long
+            assert not waiting or lanes.running_long == n_long or n_reading == lanes.reading_long
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -54,6 +54,37 @@ async def test_a_short_prompt_does_not_wait_behind_long_ones(start: Any) -> None
     assert "x-dsv41-waited-s" not in answers[0][1]
 
 
+async def test_the_next_long_prompt_goes_when_the_one_before_begins_to_answer(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=8, reading_long=1, short_tokens=100))
+    has_read = asyncio.Event()
+
+    async def reads(request: Any, body: dict[str, Any]) -> Any:
+        await has_read.wait()
+        return await fleet.engine.stalls(request, body)  # one event, and no end
+
+    fleet.engine.behave = reads
+    first = asked(fleet, LONG + "1", stream=True)
+    await fleet.until(lambda: len(fleet.engine.seen) == 1)
+    second = asked(fleet, LONG + "2", stream=True)
+    await until_waiting(fleet, 1)
+    short = asked(fleet, "short", stream=True)
+    await fleet.until(lambda: at_engine(fleet)[1:] == ["short"])
+    has_read.set()
+    await fleet.until(lambda: at_engine(fleet)[2:] == [LONG + "2"])
+    assert not first.done()
+    fleet.engine.release.set()
+    assert [status for status, _, _ in await asyncio.gather(first, second, short)] == [200] * 3
+
+
+async def test_a_long_answer_in_one_piece_does_not_keep_the_next_long_prompt_until_its_end(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=8, reading_long=1, short_tokens=100))
+    fleet.engine.behave = fleet.engine.hangs
+    tasks = [asked(fleet, LONG + str(n)) for n in range(3)]  # 250 tokens each: read within 0.1 s
+    await fleet.until(lambda: len(fleet.engine.seen) == 3, within_s=10)
+    fleet.engine.release.set()
+    assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200] * 3
+
+
 async def test_free_places_go_round_the_keys(start: Any) -> None:
     fleet = await start(key_lines=f"busy:{KEY}\nrare:{OTHER}\n", lanes=Lanes(running=1))
     fleet.engine.behave = one_at_a_time(fleet)
