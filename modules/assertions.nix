@@ -207,6 +207,25 @@ let
     )
   ];
 
+  # check for the engine: one way to run it, and an image that cannot change
+  engineChecks =
+    let
+      inherit (engine) container;
+      image = if container == null then "" else container.image;
+      name = lib.head (lib.splitString "@" image);
+    in
+    [
+      (refuseIf (engine.python == null && container == null)
+        "engine.python is null, and so is engine.container. Set services.dsv41.enginePackage, or engine.container.image to an image by digest."
+      )
+      (refuseIf (engine.python != null && container != null)
+        "engine.python and engine.container are both set, and a rank runs one of them. Take one out."
+      )
+      (refuseIf (container != null && builtins.match ".+@sha256:[0-9a-f]{64}" image == null)
+        "engine.container.image is ${image}, which names no digest: a tag moves, and all ranks run the same bits or none. Run podman pull ${name}, then podman image inspect --format '{{.RepoDigests}}' ${name}, and set it to what that prints."
+      )
+    ];
+
   nodeChecks = [
     {
       assertion = node.outsider == null;
@@ -227,6 +246,7 @@ in
     assertions =
       nodeChecks
       ++ rankChecks
+      ++ engineChecks
       ++ lib.optionals (node.outsider == null && lib.elem 0 ranks) (
         subnetChecks
         ++ interfaceChecks

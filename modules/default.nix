@@ -7,6 +7,7 @@
     ./share.nix
     ./pack.nix
     ./rank.nix
+    ./container.nix
     ./supervisor.nix
     ./probe.nix
     ./firewall-look.nix

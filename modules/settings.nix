@@ -22,7 +22,7 @@ in
     enginePackage = mkOption {
       type = types.nullOr types.package;
       default = null;
-      description = "Environment with SGLang, the adapters and the row store. null leaves `settings.engine.python` to you.";
+      description = "Environment with SGLang, the adapters and the row store. null leaves `settings.engine.python` to you; with `settings.engine.container` it is not used.";
     };
 
     node = mkOption {
@@ -54,7 +54,7 @@ in
 
   config = lib.mkIf cfg.enable {
     services.dsv41 = {
-      settings.engine.python = lib.mkIf (cfg.enginePackage != null) (
+      settings.engine.python = lib.mkIf (cfg.enginePackage != null && cfg.settings.engine.container == null) (
         lib.mkDefault "${cfg.enginePackage}/bin/python3"
       );
 

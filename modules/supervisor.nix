@@ -23,7 +23,7 @@ let
     "dsv41-guard"
     "dsv41-probe"
     "dsv41-firewall"
-  ];
+  ] ++ lib.optional (engine.container != null) "dsv41-container";
   runDir = node.path supervisor.run_dir;
   stateDir = node.path supervisor.state_dir;
   # The other nodes, and this one when it talks to itself by its management address.

@@ -19,7 +19,8 @@ def write_json(path: Path, value: Any, mode: int = 0o640) -> None:
     """Write beside the target, flush to disk, rename. The directory is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    # NOFOLLOW: a rank in a container is root here, and its report directory is also the engine's user's.
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "w") as file:
             json.dump(value, file)

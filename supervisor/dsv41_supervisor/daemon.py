@@ -136,7 +136,8 @@ async def _units(settings: Settings, settings_path: Path, node: str) -> Units:
         # Here and not above: the demo never needs a D-Bus library in memory.
         from .units.systemd import SystemdUnits
 
-        systemd = SystemdUnits([rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT, FIREWALL_UNIT, CONTAINER_UNIT])
+        units = [rank_unit(rank), PACK_UNIT, GUARD_UNIT, PROBE_UNIT, FIREWALL_UNIT]
+        systemd = SystemdUnits(units + [CONTAINER_UNIT] * (settings.engine.container is not None))
         await systemd.open()
         return systemd
     common = ["--settings", str(settings_path), "--node", node]

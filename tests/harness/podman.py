@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,18 +23,27 @@ NAME = "localhost/dsv41/empty"
 NEEDED = ("podman", "crun", "catatonit")
 _CATATONIT = ("/usr/libexec/podman/catatonit", "/usr/libexec/catatonit", "/usr/bin/catatonit")
 
-# crun refuses the mixture of both cgroup versions that some test machines have, and without CAP_SYS_RESOURCE a limit
-# cannot be lifted to podman's default. A DGX has neither trouble.
+# As under modules/container.nix: its capabilities, no new privileges, only some paths writable, cgroups read-only. And
+# as a test machine needs it: crun refuses a mixture of both cgroup versions, and without CAP_SYS_RESOURCE a limit
+# cannot be lifted to podman's default.
 _WRAPPER = """#!/bin/sh
 command=$1; shift
 [ "$command" = run ] && set -- --ulimit nproc=$(ulimit -Hn):$(ulimit -Hn) "$@"
 [ "$command" = rm ] && [ -e {store}/rm-fails ] && echo "Error: told to fail" >&2 && exit 125
-set -- podman --root {store}/root --runroot {store}/run --tmpdir {store}/tmp --cgroup-manager cgroupfs \
-  --events-backend none --runtime crun "$command" "$@"
-[ -e /sys/fs/cgroup/cgroup.controllers ] && exec "$@"
-exec unshare --mount --propagation slave sh -c \
-  'umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"' sh "$@"
+set -- setpriv --bounding-set={capabilities} --no-new-privs podman --root {store}/root --runroot {store}/run \
+  --tmpdir {store}/tmp --cgroup-manager cgroupfs --events-backend none --runtime crun "$command" "$@"
+exec unshare --mount --propagation slave sh -c '
+  [ -e /sys/fs/cgroup/cgroup.controllers ] || umount -R /sys/fs/cgroup &&
+  mount -t cgroup2 -o ro cgroup2 /sys/fs/cgroup &&
+  mount --bind {base} {base} && mount --bind /run /run && mount --bind /var/tmp /var/tmp &&
+  mount -o remount,bind,ro / && exec "$@"' sh "$@"
 """
+
+
+def _capabilities() -> str:
+    """What the module leaves podman, as setpriv takes it."""
+    text = (ROOT / "modules/container.nix").read_text()
+    return ",".join(["-all", *(f"+{name.lower()}" for name in re.findall(r'"CAP_(\w+)"', text))])
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ def open_podman(store: Path) -> Podman:
     program = store / "podman"
     for name in ("root", "run", "tmp"):
         (store / name).mkdir(parents=True)
-    program.write_text(_WRAPPER.format(store=store))
+    base = store.parent
+    program.write_text(_WRAPPER.format(store=store, base=base, capabilities=_capabilities()))
     program.chmod(0o755)
     archive = store / "image.tar"
     with tarfile.open(archive, "w") as tar:

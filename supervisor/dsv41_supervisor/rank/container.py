@@ -81,8 +81,8 @@ def podman_argv(
         "--name", plan.name,
         "--label", f"{NODE_LABEL}={plan.node}",
         "--label", f"{BOOT_LABEL}={boot.id}",
-        # Rails, GIDs and the rendezvous are the machine's own.
-        "--network=host", "--http-proxy=false",
+        # Rails, GIDs and the rendezvous are the machine's own, and so is its name (ProtectHostname lets nobody set one).
+        "--network=host", "--uts=host", "--http-proxy=false",
         # In the unit's own cgroup, conmon too: MemoryMax, OOM scores and KillMode mean the engine, and no scope of
         # podman's outlives the unit. Podman allows that with a PID namespace of the container's own only, which has a
         # merit: whoever kills its first process has killed all of them. --init is that process; SGLang is no PID 1.

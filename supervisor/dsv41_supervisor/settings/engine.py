@@ -115,6 +115,7 @@ PLANNED_VARIABLES = {
     "SGLANG_DSV41_REASONING_EFFORT": "use engine.reasoning_effort",
     "SGLANG_HOST_IP": "it is each node's fleet.nodes.<name>.management_address",
     "SGLANG_PLUGINS": "ours is the only plugin",
+    "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": "the gateway names requests by it, and passes no client's header on",
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "use engine.external_model_package",
     "SGLANG_CPU_OMP_THREADS_BIND": "use engine.omp_threads_bind",
     "SGLANG_USE_CPU_ENGINE": "it follows from engine.device",
@@ -263,8 +264,7 @@ class Engine(Model):
             )
         if self.python is not None and self.container is not None:
             raise ValueError(
-                "engine.python and engine.container are both set, and a rank runs one of them; take one out (on NixOS, "
-                "services.dsv41.enginePackage = null takes engine.python out)"
+                "engine.python and engine.container are both set, and a rank runs one of them; take one out"
             )
         return self
 

@@ -123,6 +123,7 @@ let
     "git"
     "gnumake"
     "nftables"
+    "podman"
     "nixfmt"
     "nixfmt-tree"
     "rdma-core"

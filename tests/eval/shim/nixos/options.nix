@@ -1,6 +1,6 @@
 # Options of NixOS that our modules and example machines set, by their real names and types. Nothing here is of type
 # "anything": a misspelt option is refused, as it would be by NixOS.
-{ lib, ... }:
+{ lib, pkgs, ... }:
 let
   inherit (lib) mkOption types;
   option =
@@ -56,6 +56,9 @@ in
 
     networking.rxe.enable = option types.bool false;
     networking.rxe.interfaces = option (types.listOf types.str) [ ];
+    virtualisation.podman.enable = option types.bool false;
+    virtualisation.podman.package = option types.package pkgs.podman;
+    hardware.nvidia-container-toolkit.enable = option types.bool false;
     virtualisation.vlans = option (types.listOf types.int) [ 1 ];
     virtualisation.memorySize = option types.int 1024;
     # Not evaluated: a system within a system is NixOS's own business.
