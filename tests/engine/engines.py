@@ -51,6 +51,7 @@ def engine_environment() -> dict[str, str]:
         "PYTHONPATH": f"{ROOT / 'demo' / 'shims'}:{ROOT / 'demo'}",
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "dsv41_demo_model",
         "SGLANG_PLUGINS": "dsv41",
+        "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": "1",
     }
 
 

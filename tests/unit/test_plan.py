@@ -29,6 +29,12 @@ def test_the_engine_listens_on_loopback_only() -> None:
     assert _flag(launch_plan(parse(json.dumps(good())), "spark1", BOOT).argv, "--host") == "127.0.0.1"
 
 
+def test_the_gateway_can_name_every_request_of_the_engine() -> None:
+    for node in ("spark1", "spark2"):
+        environment = launch_plan(parse(json.dumps(good())), node, BOOT).environment
+        assert environment["SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"] == "1"
+
+
 def test_our_plugin_is_always_loaded_and_told_where_its_plan_is() -> None:
     plan = launch_plan(parse(json.dumps(good())), "spark2", BOOT)
     assert plan.environment["SGLANG_PLUGINS"] == "dsv41"

@@ -192,6 +192,9 @@ def _environment(settings: Settings, node: str, document_path: Path, facts: Node
     environment["SGLANG_HOST_IP"] = str(here.management_address)
     # Our plugin is always loaded and is the only one: what it did is written down and compared.
     environment["SGLANG_PLUGINS"] = "dsv41"
+    # The gateway names each request, to stop it by; Messages takes a name in a header only. The engine listens on
+    # loopback, and the gateway passes no header of a client's on.
+    environment["SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"] = "1"
     environment["DSV41_RANK_PLAN"] = str(document_path)
     environment["PYTHONUNBUFFERED"] = "1"
     if engine.python_path:
