@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -63,9 +64,12 @@ def unauthorized(message: str, code: str) -> Failure:
     return Failure(401, message, "authentication_error", code)
 
 
-def not_found(method: str, path: str) -> Failure:
+def not_found(method: str, path: str, known: Iterable[str] = ()) -> Failure:
+    """`known`: the paths there are. Most wrong ones come of a base URL with one `/v1` too few or too many."""
     shown = path if len(path) <= 200 else path[:200] + "…"
-    return Failure(404, f"There is no {method} {shown} here.", "invalid_request_error", "unknown_url")
+    meant = "/v1" + re.sub(r"^(?:/v1)+(?=/)", "", path)
+    hint = f": it is {meant}. Look at the base URL" if meant in known else "; /openapi.json lists what there is"
+    return Failure(404, f"There is no {method} {shown} here{hint}.", "invalid_request_error", "unknown_url")
 
 
 def not_ready(reason: str, retry_after_s: float) -> Failure:

@@ -39,6 +39,8 @@ STARTED = _key("started", bool)
 _OWN_CHECK = frozenset({"/health", "/ready", "/metrics"})
 """Paths that look themselves at who asks."""
 
+_PATHS = frozenset({"/v1/models", *(to.path for to in ROUTES)})
+
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
 quiet.setLevel(logging.CRITICAL + 1)
@@ -311,7 +313,7 @@ def _too_large(limit: int) -> Failure:
 
 def _as_failure(request: web.Request, error: web.HTTPException) -> Failure:
     if error.status == 404:
-        return not_found(request.method, request.path)
+        return not_found(request.method, request.path, _PATHS)
     if error.status == 405:
         allowed = error.headers.get("Allow", "")
         return bad_request(f"{request.path} takes {allowed}.", code="method_not_allowed", status=405)

@@ -137,6 +137,20 @@ async def test_every_other_route_is_a_404_that_never_reaches_the_engine(start: A
     assert fleet.engine.seen == []
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages"),
+        ("/responses", "/v1/responses"),
+    ],
+)
+async def test_a_base_url_with_a_wrong_number_of_v1_is_told_what_is_meant(start: Any, path: str, meant: str) -> None:
+    fleet = await start()
+    async with fleet.post(path) as response:
+        assert response.status == 404
+        assert f"There is no POST {path} here: it is {meant}." in (await response.json())["error"]["message"]
+
+
 async def test_a_wrong_method_is_a_405_that_names_the_right_one(start: Any) -> None:
     fleet = await start()
     async with fleet.get("/v1/chat/completions") as response:
