@@ -298,6 +298,8 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     """On every answer, streams included."""
     request[STARTED] = True
     response.headers["x-request-id"] = request.get(REQUEST_ID, "")
+    if Protocol.of_path(request.path) is Protocol.ANTHROPIC:
+        response.headers["request-id"] = request.get(REQUEST_ID, "")  # where their SDKs look
     response.headers["Server"] = "dsv41"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .protocols import Protocol
 
-_CHAT = re.compile(rb'"(?:finish_reason": ?"|usage": ?\{)')
+_CHAT = re.compile(rb'"(?:finish_reason": ?"|(?:usage|error)": ?\{)')
 _CHAT_USAGE = re.compile(rb'"choices": ?\[\], ?"usage": ?\{')
 _NAMED = {
     Protocol.RESPONSES: re.compile(rb"event: response\.(?:created|completed|incomplete|failed)\n"),

@@ -85,6 +85,12 @@ def test_a_loop_that_was_stopped_is_no_ordinary_stop() -> None:
     assert seen(Protocol.OPENAI, raw)[0].finish == "stop"
 
 
+def test_an_error_of_the_engine_inside_a_stream_is_an_end_of_its_own() -> None:
+    raw = CHAT + b'data: {"error":{"object":"error","message":"out of memory","code":500}}\n\n' + DONE
+    told, out = seen(Protocol.OPENAI, raw, hide_usage=True)
+    assert told.finish == "error" and out == raw
+
+
 def test_messages_say_their_use_with_the_cached_part_in_the_prompt() -> None:
     told, out = seen(Protocol.ANTHROPIC, MESSAGE)
     assert out == MESSAGE

@@ -86,6 +86,7 @@ async def test_each_route_reaches_its_own_path_with_the_cap_and_says_what_holds(
         # The engine's name for it is ours, so that it can be stopped and found in the engine's log.
         name = sent.get("rid") or sent.get("request_id") or headers["x-override-rid"]
         assert name.removeprefix("resp_") == told["x-request-id"]
+        assert told.get("request-id") == (told["x-request-id"] if path == "/v1/messages" else None)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/v1/messages/count_tokens"])
