@@ -146,7 +146,7 @@ def _post(to: Route) -> dict[str, Any]:
     answer = _json("The answer.", _ANY)
     if to.generates:
         answer["description"] = "The answer; with stream: true, the protocol's events. The last one is never missing."
-        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["content"]["text/event-stream"] = {}  # its events are the protocol's
     answer["headers"] = {
         name: {"schema": {"type": "string"}, "description": told}
         for name, told in _HEADERS.items()

@@ -100,7 +100,7 @@ def chat(body: Body, limits: Limits) -> tuple[Body, Effective]:
     out["messages"] = _messages(out)
     thinks = template_thinking(out, limits)
     max_tokens, source = cap(out, limits, ("max_completion_tokens", "max_tokens"), absent=limits.ceiling)
-    return out, Effective(flag(out, "stream"), max_tokens, source, thinks.on, thinks.budget)
+    return out, Effective(flag(out, "stream"), max_tokens, source, thinks.on, thinks.budget, thinks.ignored)
 
 
 def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:

@@ -41,7 +41,6 @@ def _read(body: Body, limits: Limits) -> tuple[Body, thinking.Thinking, tuple[st
     for i, message in enumerate(messages(out)):
         _check_blocks(message.get("content"), f"messages[{i}].content")
     _check_blocks(out.get("system"), "system")
-    ignored = _ignored(out.get("thinking"))
     thinks = thinking.take(out, limits.default_thinking, limits.default_effort)
     # `adaptive` is SGLang's word without a budget, which it takes only from 1024 up and then does not hold.
     out["thinking"] = {"type": "adaptive" if thinks.on else "disabled"}
@@ -53,24 +52,14 @@ def _read(body: Body, limits: Limits) -> tuple[Body, thinking.Thinking, tuple[st
         out.pop(name, None)
     if config:
         out["output_config"] = config
-    ignored += own_tools(out, OWN_TOOLS, "Anthropic's", "tools of your own, with name and input_schema")
-    return out, thinks, ignored
+    dropped = own_tools(out, OWN_TOOLS, "Anthropic's", "tools of your own, with name and input_schema")
+    return out, thinks, thinks.ignored + dropped
 
 
 def _held(thinks: thinking.Thinking) -> int | None:
     """This route knows tiers only: the budget that the nearest one stands for."""
     tier = thinks.tier()
     return None if tier is None else thinking.TIER_BUDGETS[tier]
-
-
-def _ignored(given: object) -> tuple[str, ...]:
-    if not isinstance(given, dict):
-        return ()
-    return tuple(
-        f"thinking.{name}"
-        for name, said in (("budget_tokens", given.get("budget_tokens")), ("display", given.get("display")))
-        if said is not None and said != "summarized"
-    )
 
 
 def _check_blocks(content: object, where: str) -> None:

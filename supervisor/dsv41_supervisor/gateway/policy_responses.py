@@ -36,7 +36,7 @@ def create(body: Body, limits: Limits) -> tuple[Body, Effective]:
     if summary is not None:
         # An effort that is absent here would be read as "medium".
         out["reasoning"] = {"effort": None, "summary": summary}
-    ignored = own_tools(out, OWN_TOOLS, "OpenAI's", "functions of your own")
+    ignored = thinks.ignored + own_tools(out, OWN_TOOLS, "OpenAI's", "functions of your own")
     max_tokens, source = cap(out, limits, ("max_output_tokens",), absent=limits.ceiling)
     if max_tokens is not None:
         out["max_output_tokens"] = max_tokens + HEADROOM_TOKENS

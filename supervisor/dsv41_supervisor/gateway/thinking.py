@@ -31,6 +31,8 @@ class Thinking:
 
     on: bool
     budget: int | None
+    ignored: tuple[str, ...] = ()
+    """Said beside the switch, and not done by the engine."""
 
     def template_kwargs(self) -> Body:
         """For `chat_template_kwargs`: only there does the engine take a whole number from 1 to 100."""
@@ -73,12 +75,21 @@ def take(out: Body, default_thinking: bool, default_effort: int | str | None) ->
         effort = default_effort
     if on is None:
         on = default_thinking if effort is None else effort != "none"
+    ignored = _ignored(out.get("thinking"))
     for name in ("thinking", "enable_thinking", "reasoning_effort"):
         out.pop(name, None)
     for name in ("thinking", "enable_thinking", "reasoning_effort"):
         kwargs.pop(name, None)
     out["chat_template_kwargs"] = kwargs
-    return Thinking(on, effort if isinstance(effort, int) and on else None)
+    return Thinking(on, effort if isinstance(effort, int) and on else None, ignored)
+
+
+def _ignored(switch: object) -> tuple[str, ...]:
+    """SGLang holds no budget of thinking tokens, and hides no thoughts."""
+    if not isinstance(switch, dict):
+        return ()
+    said = {name: switch.get(name) for name in ("budget_tokens", "display")}
+    return tuple(f"thinking.{name}" for name, value in said.items() if value not in (None, "summarized"))
 
 
 def _switch(value: object, where: str) -> bool:

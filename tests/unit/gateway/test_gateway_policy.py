@@ -85,6 +85,12 @@ def test_every_spelling_of_thinking_and_effort_is_read(body: Any, thinking: bool
     assert effective.headers()["x-dsv41-thinking"] == ("on" if thinking else "off")
 
 
+def test_a_budget_of_thinking_tokens_is_not_held_and_said_so() -> None:
+    _, effective = chat(thinking={"type": "enabled", "budget_tokens": 2000})
+    assert effective.headers()["x-dsv41-ignored"] == "thinking.budget_tokens"
+    assert "x-dsv41-ignored" not in chat(thinking={"type": "enabled", "display": "summarized"})[1].headers()
+
+
 def test_other_template_arguments_are_kept() -> None:
     out, _ = chat(chat_template_kwargs={"thinking": True, "spaces_between_special_tokens": False})
     assert out["chat_template_kwargs"]["spaces_between_special_tokens"] is False
