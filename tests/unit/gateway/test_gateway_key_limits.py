@@ -39,6 +39,20 @@ async def test_a_key_at_its_limit_of_requests_is_told_so_and_other_keys_are_not(
     assert await refusal_free(fleet, False) == 200
 
 
+async def test_a_limit_is_told_in_the_clients_own_protocol(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} requests=1\nyou:{OTHER} models=other\n")
+    fleet.engine.behave = fleet.engine.hangs
+    running = asyncio.create_task(refusal_free(fleet, False))
+    await fleet.until(lambda: fleet.engine.seen)
+    for key, status, kind in ((KEY, 429, "rate_limit_error"), (OTHER, 403, "permission_error")):
+        async with fleet.post("/v1/messages", key=key, max_tokens=8) as response:
+            assert response.status == status
+            said = await response.json()
+            assert said["type"] == "error" and said["error"]["type"] == kind
+    fleet.engine.release.set()
+    assert await running == 200
+
+
 async def refusal_free(fleet: Any, stream: bool, key: str = KEY) -> int:
     async with fleet.post(key=key, stream=stream) as response:
         await response.read()
