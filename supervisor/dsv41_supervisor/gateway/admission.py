@@ -27,8 +27,8 @@ class Lanes:
     short_tokens: int = 4096
     """Prompts up to this are short."""
     waiting: int = 256
-    waiting_bytes: int = 128 << 20
-    """Of waiting requests together; one may always wait."""
+    waiting_bytes: int = 64 << 20
+    """Of waiting requests together; one may always wait. Read as well as encoded they take twice that: memory of the model."""
 
     @property
     def running_long(self) -> int:

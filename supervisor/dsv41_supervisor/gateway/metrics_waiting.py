@@ -21,6 +21,7 @@ def waiting(lobby: Lobby, now: float) -> str:
         ("waiting_oldest_seconds", "Age of the oldest waiting request.", oldest_s),
         ("estimated_wait_seconds", "What a request that came now would wait.", estimate_s),
         ("places", "Requests that may be at the engine at once.", line.lanes.running),
+        ("reading_long_prompts", "Long prompts at the engine whose answer has not begun.", line.n_reading_long),
         ("places_short_only", "Of these, for short prompts alone.", line.lanes.reserved),
     ):  # fmt: skip
         lines += [*family(name, "gauge", what), f"dsv41_gateway_{name} {value:.12g}"]

@@ -70,6 +70,7 @@ async def test_the_next_long_prompt_goes_when_the_one_before_begins_to_answer(st
     await until_waiting(fleet, 1)
     short = asked(fleet, "short", stream=True)
     await fleet.until(lambda: at_engine(fleet)[1:] == ["short"])
+    assert "dsv41_gateway_reading_long_prompts 1\n" in await fleet.metrics()
     has_read.set()
     await fleet.until(lambda: at_engine(fleet)[2:] == [LONG + "2"])
     assert not first.done()
