@@ -43,7 +43,8 @@ async def test_down_does_not_vouch_for_a_node_that_it_could_not_ask(tmp_path: Pa
         await fleet.kill_supervisor("spark3")
         status, out, err = await _down(fleet)
         assert (status, out) == (Exit.UNAVAILABLE, "")
-        assert "dsv41: spark3 was not seen: " in err and f"Look on spark3: {fleet.demo.state_root}/spark3/supervisor.log" in err
+        assert "dsv41: spark3 was not seen: " in err
+        assert f"Look on spark3: {fleet.demo.state_root}/spark3/supervisor.log" in err
         assert "spark2 was not seen" not in err
         assert "every rank is gone, but spark3 could not be asked" in fleet.log("spark1")
         await gone(rank, 60)
