@@ -28,7 +28,7 @@ class Lanes:
     """Prompts up to this are short."""
     waiting: int = 256
     waiting_bytes: int = 64 << 20
-    """Of waiting requests together; one may always wait. Read as well as encoded they take twice that: memory of the model."""
+    """Of waiting requests together; one may always wait. Parsed and encoded they take twice that."""
 
     @property
     def running_long(self) -> int:

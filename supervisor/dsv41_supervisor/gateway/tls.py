@@ -68,7 +68,8 @@ def _load(files: TlsFiles) -> ssl.SSLContext:
         mode = os.fstat(descriptor).st_mode
         os.close(descriptor)
         if not stat.S_ISREG(mode):  # OpenSSL would wait for a pipe
-            raise _refused(f"{path} is not a file.", "Name PEM files in gateway.tls.certificate and gateway.tls.key_file.")
+            hint = "Name PEM files in gateway.tls.certificate and gateway.tls.key_file."
+            raise _refused(f"{path} is not a file.", hint)
         if path == files.key and mode & stat.S_IROTH:
             raise _refused(
                 f"the private key {path} can be read by every user (mode {stat.S_IMODE(mode):04o}).",
