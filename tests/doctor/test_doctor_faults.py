@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.conftest import Patient
+from tests.doctor.conftest import Patient, Visit
 
 DEADLINE_S = 20.0
 
@@ -316,6 +316,26 @@ def test_a_wrong_fleet_key_is_named_and_is_a_configuration_error(patient: Patien
     assert visit.status == 78
     assert visit.bad == {("fleet-key", None, None)}
     assert str(key) in visit.sentence("fleet-key", None)
+    # From the node itself, which then looks without its supervisor: that one is nobody to be stopped.
+    argv = [sys.executable, "-m", "dsv41_supervisor", "doctor", "--settings", str(other), "--node", "spark1", "--json"]
+    said = json.loads(patient.on("spark1", *argv, "--timeout", "20", check=False))
+    alone = Visit(78, said)
+    assert said["nodes"]["spark1"]["looked_at"]
+    assert alone.bad == {("fleet-key", None, None)}
+
+
+@pytest.mark.parametrize("chain", ["INPUT -i", "OUTPUT -o"])
+def test_a_packet_filter_that_rejects_on_a_rail_is_named(patient: Patient, chain: str) -> None:
+    if shutil.which("nft") is None or shutil.which("iptables") is None:
+        pytest.skip("needs nft (package nftables) and iptables")
+    rule = f"{chain} {patient.rail('spark2', 'a')} -p tcp -j REJECT".split()
+    patient.on("spark2", "iptables", "-A", *rule)
+    try:
+        visit = patient.visit(title="A packet filter rejects (spark2, rail a)" if "INPUT" in chain else "")
+    finally:
+        patient.on("spark2", "iptables", "-D", *rule)
+    assert visit.status == 69
+    assert visit.bad == {("firewall", "spark2", "a")}
 
 
 def test_other_settings_than_the_fleet_runs_with_are_refused(patient: Patient, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import socket
 import sys
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = asyncio.run(visit(settings, here, deep=args.deep, timeout_s=timeout_s, show=progress))
     if args.json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(report.to_json()), flush=True)
     else:
         show(report, sys.stdout)
     return report.exit_status
@@ -59,7 +60,7 @@ def _list(args: argparse.Namespace) -> int:
     from ..doctor.report import show_list
 
     if args.json:
-        print(json.dumps([check.to_json() for check in all_checks()]))
+        print(json.dumps([check.to_json() for check in all_checks()]), flush=True)
     else:
         show_list(all_checks(), sys.stdout)
     return Exit.OK
@@ -72,7 +73,7 @@ def _host_node(settings) -> str | None:  # type: ignore[no-untyped-def]
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 60:
-        raise argparse.ArgumentTypeError("0.1 to 60 seconds")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0.1 <= (value := float(text)) <= 60:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 60 seconds")

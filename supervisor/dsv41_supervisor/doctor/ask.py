@@ -50,7 +50,7 @@ async def ask_fleet(settings: Settings, here: str | None, bound_s: float) -> Ask
     except Dsv41Error as error:
         why = error.refusals[0]
         for node in nodes:
-            asked.answers[node] = Answer(node=node, problem=f"not asked: {why.what}"[:300], do_next=why.hint[:300])
+            asked.answers[node] = Answer(node=node, problem=why.what[:300], do_next=why.hint[:300], unasked=True)
     else:
         await asyncio.gather(*(_ask(settings, node, key, bound_s, asked) for node in nodes))
         asked.answers = {node: asked.answers[node] for node in nodes}

@@ -115,10 +115,11 @@ def _real(path: str, *, must_exist: bool = False) -> str:
 def _processes(settings: Settings, node: str, standing: Standing) -> dict[str, Any]:
     """Everything that needs the table of processes: who kills, who holds the GPU, who listens where."""
     table = read_proc.read_processes()
-    ours = read_proc.descendants(table, [pid for pid in standing.pids if pid in table])
+    roots = standing.pids if standing.supervised else read_proc.supervisors(table)
+    ours = read_proc.descendants(table, [pid for pid in roots if pid in table])
     values: dict[str, Any] = {
         "killers": read_proc.read_killers(),
-        "ports": read_proc.read_ports(needed_ports(settings, node), table, ours)
+        "ports": _unseen_supervisor(read_proc.read_ports(needed_ports(settings, node), table, ours), ours)
         + taken(read_proc.read_ports(rendezvous_ports(settings, node), table, ours)),
     }
     if settings.engine.device is Device.CUDA or has_gpu():
@@ -126,6 +127,16 @@ def _processes(settings: Settings, node: str, standing: Standing) -> dict[str, A
         if n_unseen := read_proc.n_unseen(table):
             values["gpu_users_unseen"] = n_unseen
     return values
+
+
+def _unseen_supervisor(ports: tuple[Port, ...], ours: Collection[int]) -> tuple[Port, ...]:
+    """Who may not look into others' processes does not see whose the supervisor's port is: the supervisor's, if one
+    runs."""
+    return tuple(
+        port.model_copy(update={"ours": True})
+        if port.purpose == "supervisor" and port.holder is not None and port.holder.pid == 0 and ours else port
+        for port in ports
+    )  # fmt: skip
 
 
 def needed_ports(settings: Settings, node: str) -> list[tuple[str, int]]:

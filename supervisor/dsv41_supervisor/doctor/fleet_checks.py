@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from statistics import median
+from statistics import median, median_low
 
 from ..checks import HOST, Found, Severity, check
 from ..errors import Stage
@@ -20,6 +20,8 @@ SLOW_PING_MS = 100.0
 """Over a cable a ping takes some hundredths of a millisecond. A machine under load makes it longer; this is a guess."""
 CLOCK_FRACTION = 0.9
 """A node whose SM clock under load is below this share of the fleet's median is named. Source: users M7."""
+STUCK_MHZ = 1000.0
+"""A GPU in the known power state stays at 500 to 850 MHz under load; healthy ones are above 2000. Source: users M7."""
 
 _DO_NEXT = {
     "kernel": "Reboot the node that runs another kernel, or name kernel in supervisor.tolerated_differences.",
@@ -35,10 +37,10 @@ _DO_NEXT = {
        what="Every node's supervisor answers in time, with this fleet's key and name.",
        source="issue 5: a silent node is a finding, not a hang")  # fmt: skip
 def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
-    silent = {node: a for node, a in fleet.items() if a.problem is not None and not a.wrong_key}
+    silent = {node: a for node, a in fleet.items() if a.problem is not None and not (a.wrong_key or a.unasked)}
     if silent and len(silent) == len(fleet):
         first = next(iter(silent.values()))
-        yield Found(None, f"no supervisor of this fleet answers ({first.problem}) Only this node can be looked at.",
+        yield Found(None, f"no supervisor of this fleet answers ({first.problem})",
                     first.do_next or "Start dsv41-supervisor on every node.", severity=Severity.WARNING,
                     transient=True)  # fmt: skip
         return
@@ -52,6 +54,11 @@ def _answers(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]
        source="users A10: nothing answers without a key")  # fmt: skip
 def _fleet_key(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
     wrong = {node: answer for node, answer in fleet.items() if answer.wrong_key}
+    unasked = next((a for a in fleet.values() if a.unasked), None)
+    if unasked is not None:
+        yield Found(None, f"no supervisor was asked: {unasked.problem}",
+                    unasked.do_next or "Put one key on every node.", where="fleet.key_file")  # fmt: skip
+        return
     if wrong and len(wrong) == len(fleet):
         # Nobody takes it: it is this one that is wrong.
         yield Found(None, f"no supervisor takes the fleet key that this command read ({settings.fleet.key_file}).",
@@ -91,7 +98,8 @@ def _skew(fleet: Mapping[str, Answer], settings: Settings) -> Iterator[Found]:
     told = {node: a for node, a in fleet.items() if a.offset_s is not None}
     if len(told) < 2:
         return
-    middle = median(a.offset_s for a in told.values() if a.offset_s is not None)
+    # One that a node has: a value between two of them would halve what they are apart.
+    middle = median_low(a.offset_s for a in told.values() if a.offset_s is not None)
     for node, answer in told.items():
         assert answer.offset_s is not None
         apart = answer.offset_s - middle
@@ -289,7 +297,7 @@ def _collective(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[
 
 
 @check("deep-clock", kind=DEEP, severity=Severity.WARNING, stage=Stage.ENGINE,
-       what="With --deep: under a short burn every GPU clocks within 10 % of the fleet's median.",
+       what="With --deep: under a short burn every GPU clocks within 10 % of the fleet's median, and above 1000 MHz.",
        source="users M7; not run on GB10")  # fmt: skip
 def _clock(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
     told = {node: one.figure for node, one in _ran(fleet, "clock") if one.figure is not None}
@@ -299,8 +307,9 @@ def _clock(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found
             yield Found(node, f"clocks under load: {one.skipped}.", "Nothing to do.", severity=Severity.SKIPPED)
         elif one.problem:
             yield Found(node, f"the burn failed: {one.problem}.", "See the driver's messages: dmesg | grep NVRM.")
-        elif one.figure is not None and one.figure < CLOCK_FRACTION * middle:
+        elif one.figure is not None and one.figure < max(CLOCK_FRACTION * middle, STUCK_MHZ):
             yield Found(
-                node, f"its GPU clocks {one.figure:.0f} MHz under load, the fleet's median is {middle:.0f}.",
+                node, f"its GPU clocks {one.figure:.0f} MHz under load, the fleet's median is {middle:.0f}"
+                + (": that is the known power state." if one.figure < STUCK_MHZ else "."),
                 f"Pull the power cord of {node} for a minute; a reboot does not clear it. Then see its power supply.",
             )  # fmt: skip

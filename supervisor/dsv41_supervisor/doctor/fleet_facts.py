@@ -21,6 +21,8 @@ class Answer(Facts):
     do_next: Text | None = None
     wrong_key: bool = False
     """It is there, and its fleet key is another than ours."""
+    unasked: bool = False
+    """This command has no fleet key to ask with; `problem` says why."""
     took_s: float = 0.0
     offset_s: float | None = None
     offset_error_s: float = 0.0

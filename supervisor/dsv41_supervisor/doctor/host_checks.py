@@ -346,8 +346,12 @@ def _ports(fleet: Fleet, settings: Settings) -> Iterator[Found]:
             elif port.purpose == "engine" and facts.runs:
                 continue  # The rank's own engine, seen by somebody who does not know its processes.
             else:
-                yield Found(node, f"port {port.port} ({port.purpose}) is held by {holder.name} (pid {holder.pid}).",
-                            f"Stop it on {node}, or set another {port.purpose}_port.", transient=True)  # fmt: skip
+                pid = f" (pid {holder.pid})" if holder.pid else ""
+                find = "" if holder.pid else f"Run ss -ltnp 'sport = :{port.port}' as root to see whose it is. "
+                yield Found(
+                    node, f"port {port.port} ({port.purpose}) is held by {holder.name}{pid}.",
+                    f"{find}Stop it on {node}, or set another {port.purpose}_port.", transient=True,
+                )  # fmt: skip
         n_ports = settings.engine.rendezvous.n_ports
         if len(meeting) > n_ports // 2:
             first = meeting[0]

@@ -128,6 +128,21 @@ def gpu_users(processes: Mapping[int, Running], ours: Collection[int], proc: Pat
     return tuple(found)
 
 
+def supervisors(processes: Mapping[int, Running], proc: Path = PROC) -> set[int]:
+    """Processes that are a `dsv41 supervisor`, by what they were started with: anybody may read that."""
+    found = set()
+    for pid in processes:
+        try:
+            words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for word, after in zip(words, words[1:], strict=False):
+            program = word.rsplit(b"/", 1)[-1]
+            if after == b"supervisor" and program in (b"dsv41", b".dsv41-wrapped", b"dsv41_supervisor"):
+                found.add(pid)
+    return found
+
+
 def n_unseen(processes: Mapping[int, Running], proc: Path = PROC) -> int:
     """Processes whose open files we may not read: whoever holds a GPU among them is not seen."""
     n = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -86,16 +87,35 @@ class Report:
 
 def show(report: Report, out: TextIO) -> None:
     """The tables. Narrow terminals get long lines rather than words cut in two."""
+    with _printing(out) as console:
+        _show(report, console)
+
+
+@contextlib.contextmanager
+def _printing(out: TextIO) -> Iterator[Any]:
+    """A console whose text is written at the end: rich ends the program with 1 where nobody reads any more, and that
+    status means warnings. Lines end where their words do."""
     from rich.console import Console
 
     console = Console(file=out, highlight=False, soft_wrap=False)
     console.width = max(console.width, LEAST_WIDTH)
+    with console.capture() as captured:
+        yield console
+    out.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    out.flush()
+
+
+def _show(report: Report, console: Any) -> None:
     if report.asked.alone:
         looked = f"only {report.asked.read_here} was looked at, by this command itself" if report.asked.read_here else (
             "nothing could be looked at; name this node with --node"
         )  # fmt: skip
-        refused = any(answer.wrong_key for answer in report.asked.answers.values())
-        why = "No supervisor takes this fleet key" if refused else "No supervisor answered"
+        answers = report.asked.answers.values()
+        why = "No supervisor answered"
+        if any(answer.wrong_key for answer in answers):
+            why = "No supervisor takes this fleet key"
+        elif any(answer.unasked for answer in answers):
+            why = "No supervisor was asked"
         console.print(f"{why}: {looked}.", markup=False)
     for node in report.worst_first:
         _show_node(console, report, node)
@@ -201,16 +221,14 @@ def _counted(n: int, word: str) -> str:
 
 def show_list(checks: Sequence[Check], out: TextIO) -> None:
     """Every check that there is."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=out, highlight=False)
-    console.width = max(console.width, LEAST_WIDTH)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("id", "stage", "severity"):
         table.add_column(column, no_wrap=True)
     table.add_column("what", overflow="fold")
     for each in checks:
         table.add_row(each.id, each.stage, Text(each.severity), Text(f"{each.what} ({each.source})"))
-    console.print(table)
+    with _printing(out) as console:
+        console.print(table)

@@ -29,10 +29,12 @@ def read_fleet_key(settings: Settings, node: str) -> str:
         key = path.read_text().strip()
         mode = path.stat().st_mode & 0o777
     except (OSError, UnicodeDecodeError) as error:
+        hint = "Put the same key, 32 bytes or more, on every node and name it in fleet.key_file."
+        if isinstance(error, PermissionError):
+            hint = "Run this as root, or as a member of the group that may read it."
         raise Dsv41Error(
             f"the fleet key {path} cannot be read: {getattr(error, 'strerror', 'not text')}.",
-            stage=Stage.CONFIG, node=node,
-            hint="Put the same key, 32 bytes or more, on every node and name it in fleet.key_file.",
+            stage=Stage.CONFIG, node=node, hint=hint,
         ) from None  # fmt: skip
     if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
         raise Dsv41Error(

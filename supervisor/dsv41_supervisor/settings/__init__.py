@@ -149,9 +149,10 @@ def load(path: Path) -> Settings:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise Dsv41Error(
-            f"cannot read {path}: {error.strerror}.", stage=Stage.CONFIG, hint="Name the settings file with --settings."
-        ) from None
+        hint = "Name the settings file with --settings."
+        if isinstance(error, PermissionError):
+            hint = "Run this as root, or as a member of the group that may read it."
+        raise Dsv41Error(f"cannot read {path}: {error.strerror}.", stage=Stage.CONFIG, hint=hint) from None
     return parse(text, str(path))
 
 

@@ -42,6 +42,14 @@ def test_one_node_with_another_key_is_named() -> None:
     assert (found.node, found.check, found.severity) == ("spark2", "fleet-key", Severity.REFUSAL)
 
 
+def test_a_key_that_cannot_be_read_is_this_commands_own_fault_and_nobody_is_called_silent() -> None:
+    why = "the fleet key /etc/dsv41/fleet.key cannot be read: Permission denied."
+    told = {node: Answer(node=node, problem=why, do_next="Run this as root.", unasked=True) for node in NODES}
+    (found,) = run({ANSWERS: told}, FLEET)
+    assert (found.node, found.check, found.severity) == (None, "fleet-key", Severity.REFUSAL)
+    assert (found.what, found.do_next) == (f"no supervisor was asked: {why}", "Run this as root.")
+
+
 def test_a_key_that_nobody_takes_is_this_commands_own_fault() -> None:
     told = {node: Answer(node=node, problem="it refuses this fleet key.", wrong_key=True) for node in NODES}
     (found,) = run({ANSWERS: told}, FLEET)
@@ -53,6 +61,12 @@ def test_a_clock_that_is_off_is_named_with_the_error_of_the_measurement(offset_s
     (found,) = answers(offset_s=offset_s)
     assert (found.node, found.check) == ("spark2", "time-skew")
     assert word in found.what and "0.002 s" in found.what
+
+
+@pytest.mark.parametrize("offsets", [(0.0, 1.9), (0.0, 0.1, 1.4, 1.5), (-0.7, 0.7)])
+def test_clocks_that_are_more_than_a_second_apart_are_named_also_without_a_majority(offsets: tuple[float, ...]) -> None:
+    told = {f"spark{n}": Answer(node=f"spark{n}", offset_s=offset) for n, offset in enumerate(offsets, 1)}
+    assert {f.check for f in run({ANSWERS: told}, FLEET)} == {"time-skew"}
 
 
 def test_a_clock_within_the_error_of_the_measurement_is_not_blamed() -> None:
@@ -159,3 +173,11 @@ def test_the_slowest_clock_is_named() -> None:
     (found,) = run({DEEP: facts}, FLEET)
     assert (found.node, found.check) == ("spark2", "deep-clock")
     assert "702 MHz under load, the fleet's median is 2390" in found.what
+
+
+@pytest.mark.parametrize("clocks", [(702.0, 710.0, 2400.0), (702.0, 705.0, 710.0)])
+def test_gpus_in_the_power_state_are_named_also_where_they_are_the_most(clocks: tuple[float, ...]) -> None:
+    facts = {n: DeepFacts(node=n, ran=(Ran(test="clock", figure=c),)) for n, c in zip(NODES, clocks, strict=True)}
+    found = {f.node: f for f in run({DEEP: facts}, FLEET)}
+    assert set(found) == {n for n, mhz in zip(NODES, clocks, strict=True) if mhz < 1000}
+    assert all(f.check == "deep-clock" and "the known power state" in f.what for f in found.values())

@@ -93,6 +93,13 @@ def test_one_fault_on_one_node_is_one_finding_that_names_it(
     assert found.do_next.endswith(".")
 
 
+def test_a_holder_that_cannot_be_seen_has_no_pid_and_a_way_to_find_it() -> None:
+    holder = Process(pid=0, name="a process that cannot be seen", why="")
+    (found,) = seen(fleet(ports=(Port(purpose="engine", port=30000, holder=holder),)))
+    assert found.what == "port 30000 (engine) is held by a process that cannot be seen."
+    assert found.do_next.startswith("Run ss -ltnp 'sport = :30000' as root")
+
+
 def test_every_host_check_has_a_fault_here() -> None:
     from dsv41_supervisor.checks import all_checks
 

@@ -85,6 +85,25 @@ def test_gpu_users_are_those_of_others_that_hold_a_compute_device(tmp_path: Path
     assert (user.pid, user.name, user.why) == (40, "Xorg", "holds /dev/nvidia0")
 
 
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        (("/nix/store/x/bin/python3", "-m", "dsv41_supervisor", "supervisor", "--node", "spark1"), True),
+        (("/usr/bin/python3", "/usr/bin/dsv41", "supervisor"), True),
+        (("/nix/store/x/bin/.dsv41-wrapped", "supervisor"), True),
+        (("dsv41", "doctor", "--node", "supervisor"), False),
+        (("python3", "-m", "dsv41_supervisor", "rank", "1"), False),
+        (("vim", "supervisor"), False),
+    ],
+)
+def test_a_supervisor_is_known_by_what_it_was_started_with(
+    tmp_path: Path, words: tuple[str, ...], is_one: bool
+) -> None:
+    trees.write(tmp_path / "7/cmdline", "\0".join(words) + "\0")
+    running = {7: read_proc.Running(7, "python3", 1, 7), 8: read_proc.Running(8, "gone", 1, 8)}
+    assert read_proc.supervisors(running, tmp_path) == ({7} if is_one else set())
+
+
 def test_a_held_port_is_named_with_its_holder_and_ours_are_told_apart(tmp_path: Path) -> None:
     trees.proc_tree(tmp_path)
     trees.listen(tmp_path, 30000, 5001)

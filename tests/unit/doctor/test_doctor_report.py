@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,39 @@ def test_a_key_that_cannot_be_read_is_a_finding_and_no_end(tmp_path: Path) -> No
     (tmp_path / "key").unlink()
     done = _doctor("--settings", str(tmp_path / "settings.json"), "--node", "spark1", "--json")
     said = json.loads(done.stdout)
-    (warning,) = [f for f in said["findings"] if f["check"] == "supervisor-answers"]
-    assert "the fleet key" in warning["what"]
+    (refused,) = [f for f in said["findings"] if f["severity"] in ("refusal", "warning")]
+    assert refused["check"] == "fleet-key"
+    assert "the fleet key" in refused["what"] and "No such file" in refused["what"]
     assert said["nodes"]["spark1"]["looked_at"]
+    assert done.returncode == 78
+    text = _doctor("--settings", str(tmp_path / "settings.json")).stdout
+    assert "No supervisor was asked: nothing could be looked at; name this node with --node." in text
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "nan", "61"])
+def test_a_bound_that_is_none_is_refused_with_the_range(seconds: str) -> None:
+    done = _doctor("--timeout", seconds)
+    assert done.returncode == 2
+    assert f"'{seconds}' is not from 0.1 to 60 seconds" in done.stderr
+
+
+@pytest.mark.parametrize("options", [("--list",), ("--list", "--json"), ("--node", "spark1")])
+def test_a_reader_who_leaves_does_not_make_it_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:
+    if "--list" not in options:
+        _alone(tmp_path, "--node", "spark1")
+        options = (*options, "--settings", str(tmp_path / "settings.json"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dsv41_supervisor", "doctor", *options], stdout=writing, stderr=subprocess.PIPE
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_lines_end_where_their_words_do() -> None:
+    out = io.StringIO()
+    show(report(finding("spark1", "refusal"), finding("spark1", "warning", "a-much-longer-check-id")), out)
+    assert [line for line in out.getvalue().splitlines() if line != line.rstrip()] == []
