@@ -222,7 +222,7 @@ def _has_peer(settings: Settings, one: Traffic) -> bool:
 
 @check("deep-tcp", kind=DEEP, severity=Severity.REFUSAL,
        what="With --deep: a megabyte goes over TCP on each rail, there and back: some firewalls let pings pass only.",
-       source="users F12, F17")  # fmt: skip
+       source="users F17")  # fmt: skip
 def _tcp(fleet: Mapping[str, DeepFacts], settings: Settings) -> Iterator[Found]:
     for one in _traffic(fleet, "tcp-echo"):
         if one.skipped:

@@ -7,7 +7,7 @@ entry is used only when its index is the one netlink gave.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ async def read_links() -> dict[str, Link]:
             held = _address(message)
             if held is not None:
                 addresses.setdefault(message["index"], []).append(held)
-        links: dict[str, Link] = {}
-        async for message in await ipr.get_links():
-            if len(links) < MAX_LINKS:
-                link = _link(message, tuple(addresses.get(message["index"], ())))
-                links[link.name] = link
-        return links
+        return kept([_link(m, tuple(addresses.get(m["index"], ()))) async for m in await ipr.get_links()])
+
+
+def kept(links: Sequence[Link]) -> dict[str, Link]:
+    """By name, and no more than facts may carry: of a machine with hundreds of containers, their ends go first."""
+    if len(links) > MAX_LINKS:
+        links = sorted(links, key=lambda link: link.kind is not None and not link.addresses)[:MAX_LINKS]
+    return {link.name: link for link in links}
 
 
 def _address(message: Any) -> IPv4Interface | None:

@@ -66,6 +66,18 @@ async def test_who_does_not_know_the_token_gets_nothing() -> None:
     assert done.problem is not None
 
 
+async def test_a_listener_is_for_one_connection_that_knows_the_token() -> None:
+    listener = EchoListener(HERE)
+    await listener.open(60)
+    try:
+        await echo(HERE, HERE, listener.port, "0" * len(listener.token), seconds=60)
+        assert (await echo(HERE, HERE, listener.port, listener.token, seconds=60)).problem is None
+        late = await echo(HERE, HERE, listener.port, listener.token, seconds=60)
+    finally:
+        listener.close()
+    assert (late.connected, late.problem) == (False, f"TCP to {HERE}: Connection refused")
+
+
 async def test_a_listener_closes_by_itself() -> None:
     listener = EchoListener(HERE)
     await listener.open(0.05)

@@ -422,6 +422,12 @@ def test_unread_facts_are_unknown_and_said_so() -> None:
     assert {"limit-memlock", "limit-files", "rail-speed", "rail-pcie", "rail-persistent", "twin-missing"} <= set(said)
 
 
+def test_a_rail_that_netplan_sets_up_at_every_boot_is_persistent() -> None:
+    settings = _settings("triangle")
+    netplan = "/run/systemd/network/10-netplan-fab0a.network"
+    assert _loud(check_fabric(settings, _link("cyd", "fab0a", network_file=netplan)(healthy(settings))).findings) == []
+
+
 def test_a_stray_address_of_ipv6_does_not_matter() -> None:
     settings = _settings("triangle")
     more = Gid(index=9, gid=IPv6Address("2001:db8::1"), type=ROCE_V2, netdev="fab0a")

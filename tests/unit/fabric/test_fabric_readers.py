@@ -7,15 +7,15 @@ import errno
 import json
 import os
 import struct
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dsv41_supervisor.fabric.facts import MAX_GIDS, UNLIMITED, Gid, Link, NodeFacts, RdmaDevice, RdmaPort
+from dsv41_supervisor.fabric.facts import MAX_GIDS, MAX_LINKS, UNLIMITED, Gid, Link, NodeFacts, RdmaDevice, RdmaPort
 from dsv41_supervisor.fabric.firewall import Packet, judge
 from dsv41_supervisor.fabric.limits import limits_of_process, unit_limits
-from dsv41_supervisor.fabric.links import module_name, network_file, read_links, with_ethtool, with_sysfs
+from dsv41_supervisor.fabric.links import kept, module_name, network_file, read_links, with_ethtool, with_sysfs
 from dsv41_supervisor.fabric.lossless import pfc_priorities, pfc_question, read_ecn, read_pfc
 from dsv41_supervisor.fabric.nccl_library import mapped_libraries, planned_library, read_library
 from dsv41_supervisor.fabric.rdma import path_mtu, read_gids, read_rdma
@@ -226,6 +226,15 @@ def _library(path: Path, version: bytes, extra: bytes = b"") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\x7fELF" + b"\0" * 60 + note + b"NCCL version %s+cuda13.2\0" % version + extra)
     return path
+
+
+def test_a_rail_is_not_lost_among_the_ends_of_hundreds_of_containers() -> None:
+    ends = [Link(name=f"veth{n}", index=n, kind="veth") for n in range(MAX_LINKS + 50)]
+    late = Link(name="enp1s0f0np0", index=900)
+    tunnel = Link(name="wg0", index=901, kind="wireguard", addresses=(IPv4Interface("192.0.2.1/24"),))
+    found = kept([*ends, late, tunnel])
+    assert len(found) == MAX_LINKS
+    assert {"enp1s0f0np0", "wg0", "veth0"} <= found.keys()
 
 
 def test_a_library_says_version_build_and_patches(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class EchoListener:
             given = await reader.readexactly(len(self.token))
             if not hmac.compare_digest(given, self.token.encode()):
                 return
+            if self._server is not None:
+                self._server.close()  # One connection: nobody else has anything to look for here.
             left = PAYLOAD_BYTES
             while left > 0 and (chunk := await reader.read(_CHUNK_BYTES)):
                 writer.write(chunk[:left])

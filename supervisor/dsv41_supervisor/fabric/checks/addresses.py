@@ -11,6 +11,9 @@ from ..facts import Way
 from ..routes import culprit
 from .common import NO_RDMA, Fleet, Here, because, has_rdma, not_read, peer_addresses, rdma_rails, seen_rails, skipped
 
+_NETPLAN = "/run/systemd/network/10-netplan-"
+"""What netplan writes anew at every boot, from /etc/netplan: DGX OS sets its interfaces up that way."""
+
 
 @check(
     "rail-address", kind=FABRIC, severity=Severity.REFUSAL, source="users F7, F13",
@@ -72,7 +75,7 @@ def _rail_persistent(fleet: Fleet, settings: Settings) -> Iterator[Found]:
             yield skipped(f"who set up {here.title} cannot be read{why}", here.node)
         elif file is None:
             yield skipped(f"systemd-networkd does not run, so nobody knows who set up {here.title}", here.node)
-        elif file == "" or file.startswith("/run/"):
+        elif file == "" or (file.startswith("/run/") and not file.startswith(_NETPLAN)):
             by = f"a file that is gone after a reboot ({file})" if file else "hand, or by another network manager"
             yield here.found(
                 f"was set up by {by}.",
@@ -138,7 +141,7 @@ def _rail_arp(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 
 
 @check(
-    "rail-route", kind=FABRIC, severity=Severity.REFUSAL, source="users F8, F12",
+    "rail-route", kind=FABRIC, severity=Severity.REFUSAL, source="users F8",
     what="The kernel sends to every peer's rail address through that rail, and no route or rule swallows it.",
 )  # fmt: skip
 def _rail_route(fleet: Fleet, settings: Settings) -> Iterator[Found]:
