@@ -310,7 +310,11 @@ class Api(Gate):
 
     async def doctor_run(self, request: web.Request) -> web.StreamResponse:
         body = await body_of(request, Program)
-        done = await self._doctor.deep.run_program(body.test, body.port, body.seconds)
+
+        def gone() -> bool:
+            return request.transport is None or request.transport.is_closing()
+
+        done = await self._doctor.deep.run_program(body.test, body.port, body.seconds, gone)
         return web.json_response(done.model_dump(mode="json"))
 
     def _incidents(self) -> Desk:

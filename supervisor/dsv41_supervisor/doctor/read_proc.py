@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..guard.facts import other_killers
 from ..guard.memory import parse_meminfo
-from .facts import GpuDriver, Kernel, Memory, Port, Process
+from .facts import MAX_ROWS, GpuDriver, Kernel, Memory, Port, Process
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -125,7 +125,7 @@ def gpu_users(processes: Mapping[int, Running], ours: Collection[int], proc: Pat
         devices = {target for target in _open_files(proc, pid) if re.fullmatch(r"/dev/nvidia(\d+|-uvm)", target)}
         if devices:
             found.append(Process(pid=pid, name=running.name, why=f"holds {', '.join(sorted(devices))}"))
-    return tuple(found)
+    return tuple(found[:MAX_ROWS])
 
 
 def supervisors(processes: Mapping[int, Running], proc: Path = PROC) -> set[int]:

@@ -121,6 +121,38 @@ async def test_a_gid_of_the_wrong_kind_is_refused_before_anything_runs(
     assert not (tmp_path / "calls").exists()
 
 
+class Runs(NoUnits):
+    """A node whose probe runs until it is stopped."""
+
+    def __init__(self) -> None:
+        self.running = False
+
+    async def start(self, unit: str) -> None:
+        self.running = True
+
+    async def status(self, unit: str) -> UnitStatus:
+        return UnitStatus(unit, UnitState.ACTIVE if self.running else UnitState.INACTIVE)
+
+    async def stop(self, unit: str, timeout_s: float) -> UnitStatus:
+        self.running = False
+        return await super().stop(unit, timeout_s)
+
+
+async def test_a_program_ends_when_who_asked_for_it_is_gone(tmp_path: Path) -> None:
+    document = good()
+    document["supervisor"] = {**document.get("supervisor", {}), "run_dir": str(tmp_path / "{node}")}
+    settings, units = parse(json.dumps(document)), Runs()
+
+    async def facts() -> NodeFacts:
+        return NodeFacts(node="spark1")
+
+    end = DeepServer(settings, "spark1", units, lambda: "absent", facts)
+    async with asyncio.timeout(30):
+        ran = await end.run_program("collective", 29500, 100, lambda: units.running)
+    assert (ran.skipped, ran.problem, units.running) == ("who asked for it has left", None, False)
+    assert list((tmp_path / "spark1/probe").iterdir()) == []
+
+
 async def test_a_rank_that_runs_is_not_disturbed(ends: dict[str, DeepServer], monkeypatch: pytest.MonkeyPatch) -> None:
     busy = ends["spark1"]
     monkeypatch.setattr(busy, "_rank_state", lambda: "ready")

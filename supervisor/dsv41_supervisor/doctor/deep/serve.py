@@ -168,8 +168,11 @@ class DeepServer:
 
     # -- a program in the engine's environment ---------------------------------------------------------------------
 
-    async def run_program(self, test: str, port: int, seconds: float) -> Ran:
-        """This rank's part of the collective, or the burn, as unit dsv41-probe. Nothing of it stays."""
+    async def run_program(
+        self, test: str, port: int, seconds: float, gone: Callable[[], bool] = lambda: False
+    ) -> Ran:
+        """This rank's part of the collective, or the burn, as unit dsv41-probe. Nothing of it stays, also not when who
+        asked for it is `gone`: a boot may come next, and needs the memory."""
         if test not in ("collective", "clock"):
             raise ValueError(f"there is no program for the test {test!r}")
         seconds = _bounded(seconds)
@@ -179,13 +182,13 @@ class DeepServer:
             return Ran(test=test, skipped=f"another dsv41 doctor --deep runs on {self._node}")
         async with self._program:
             try:
-                return await self._run_unit(test, port, seconds)
+                return await self._run_unit(test, port, seconds, gone)
             finally:
                 await self._units.stop(PROBE_UNIT, 2)
                 with contextlib.suppress(OSError):
                     clear(self._settings, self._node)
 
-    async def _run_unit(self, test: str, port: int, seconds: float) -> Ran:
+    async def _run_unit(self, test: str, port: int, seconds: float, gone: Callable[[], bool]) -> Ran:
         settings, fleet = self._settings, self._settings.fleet
         cuda = settings.engine.device is Device.CUDA
         try:
@@ -220,6 +223,8 @@ class DeepServer:
         while (status := await self._units.status(PROBE_UNIT)).state in (UnitState.ACTIVE, UnitState.STOPPING):
             if time.monotonic() > until:
                 return Ran(test=test, wanted_transport=wanted, problem=f"it did not end within {seconds:g} s")
+            if gone():
+                return Ran(test=test, wanted_transport=wanted, skipped="who asked for it has left")
             await asyncio.sleep(_LOOK_S)
         try:
             raw = json.loads(result_path.read_text())
