@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dsv41_supervisor.fabric.check import check_fabric
 from dsv41_supervisor.fabric.facts import MAX_GIDS, MAX_LINKS, UNLIMITED, Gid, Link, NodeFacts, RdmaDevice, RdmaPort
 from dsv41_supervisor.fabric.firewall import Packet, judge
 from dsv41_supervisor.fabric.limits import limits_of_process, unit_limits
@@ -49,6 +50,26 @@ def test_a_tree_reads_back_as_it_was_written(topology: str, tmp_path: Path) -> N
                                                "addresses", "autoneg", "pfc_priorities", "counters"}))  # fmt: skip
         assert with_sysfs(bare, roots) == link
     assert limits_of_process(roots, 4242, "x").memlock_bytes == UNLIMITED
+
+
+def test_a_twin_that_is_no_rail_and_answers_for_itself_may_share_the_subnet(tmp_path: Path) -> None:
+    document = FLEETS["triangle"]()
+    settings = parse(json.dumps(document))
+    facts = healthy(settings)["ada"]
+    roots = write_trees(tmp_path, facts)
+    links = {**facts.links, "fab9": Link(name="fab9", addresses=(IPv4Interface("10.20.0.3/30"),))}
+
+    def refusals(arp_ignore: int, arp_announce: int) -> set[str | None]:
+        conf = roots.proc / "sys/net/ipv4/conf/fab9"
+        conf.mkdir(exist_ok=True)
+        (conf / "arp_ignore").write_text(f"{arp_ignore}\n")
+        (conf / "arp_announce").write_text(f"{arp_announce}\n")
+        rails = [rail.interface for rail in settings.fleet.nodes["ada"].rails.values()]
+        seen = facts.model_copy(update={"links": links, "sysctls": read_sysctls(roots, rails)})
+        return {r.check for r in check_fabric(settings, {"ada": seen}).refusals}
+
+    assert refusals(0, 0) == {"rail-subnet"}
+    assert refusals(1, 2) == set()
 
 
 def test_an_interface_of_another_network_namespace_is_left_alone(tmp_path: Path) -> None:
