@@ -26,6 +26,8 @@ from .common import (
 SPEED_MBIT = 200000
 PCIE_GTS, PCIE_WIDTH = 32.0, 4
 _NOT_FOR_SOCKETS = ("lo", "docker", "tailscale", "virbr", "br-", "cni", "flannel", "podman", "wg")
+_TUNNELS = ("tun", "wireguard", "vxlan", "gre", "ipip", "sit", "dummy")
+"""Kinds as the kernel names them: a VPN's interface may have any name."""
 
 
 @check(
@@ -78,11 +80,13 @@ def _socket_interface(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     if settings.engine.device is not Device.CUDA or settings.fleet.world_size == 1:
         yield skipped("not applicable: the ranks are on one machine or on CPU")
         return
-    for node in fleet:
+    for node, facts in fleet.items():
         name = settings.fleet.nodes[node].management_interface
-        if name == "lo" or name.startswith(_NOT_FOR_SOCKETS[1:]):
+        kind = facts.links[name].kind if name in facts.links else None
+        if name == "lo" or name.startswith(_NOT_FOR_SOCKETS[1:]) or kind in _TUNNELS:
+            shown = f"{name} ({kind})" if kind in _TUNNELS else name
             yield Found(
-                node, f"the management interface is {name}, which leads to no other machine of the fleet directly.",
+                node, f"the management interface is {shown}, which leads to no other machine of the fleet directly.",
                 f"Set fleet.nodes.{node}.management_interface to the wired LAN.",
                 where=f"fleet.nodes.{node}.management_interface",
             )  # fmt: skip
