@@ -55,8 +55,6 @@ in
           # Not from systemd: it would give the cache to root at every start, and the engine writes it as dsv41.
           CacheDirectory = mkForce [ ];
           ReadWritePaths = podmanPaths ++ [ cacheDir ];
-          # Whatever ended it: a record that is left would hold the name, and a container the memory.
-          ExecStopPost = node.exec "container" [ "--remove" ];
           # Of node.hardening nothing else is in podman's way: the container makes no cgroup, keeps the machine's host
           # name, and its first mounts come after those that ProtectSystem makes.
         };
@@ -73,7 +71,9 @@ in
         environment.HOME = "/root";
         serviceConfig = node.hardening // {
           Type = "oneshot";
+          # A rank that was killed could not remove its container: what is left of it, if only a record, goes first.
           ExecStart = node.exec "container" [
+            "--remove"
             "--to"
             "/run/dsv41-container/look.json"
           ];

@@ -98,6 +98,15 @@ def open_podman(store: Path) -> Podman:
     program.write_text(_WRAPPER.format(store=store, base=base, capabilities=_capabilities()))
     program.chmod(0o755)
     archive = store / "image.tar"
+    write_image(archive)
+    podman = Podman(program, "")
+    podman("import", str(archive), f"{NAME}:test")
+    digest = podman("image", "inspect", "--format", "{{.Digest}}", f"{NAME}:test")
+    return Podman(program, f"{NAME}@{digest}")
+
+
+def write_image(archive: Path) -> None:
+    """For `podman import`: places to mount at."""
     with tarfile.open(archive, "w") as tar:
         for name in ("dev", "etc", "proc", "run", "sys", "tmp", "usr"):
             entry = tarfile.TarInfo(name)
@@ -111,10 +120,6 @@ def open_podman(store: Path) -> Podman:
         entry = tarfile.TarInfo("etc/made-for")
         entry.size = len(stamp)
         tar.addfile(entry, io.BytesIO(stamp))
-    podman = Podman(program, "")
-    podman("import", str(archive), f"{NAME}:test")
-    digest = podman("image", "inspect", "--format", "{{.Digest}}", f"{NAME}:test")
-    return Podman(program, f"{NAME}@{digest}")
 
 
 def close_podman(podman: Podman) -> None:

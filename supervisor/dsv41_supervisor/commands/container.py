@@ -1,4 +1,4 @@
-"""`dsv41 container`: what podman has for this node's rank; what unit dsv41-container and a rank's end run."""
+"""`dsv41 container`: what podman has for this node's rank; what unit dsv41-container runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ..errors import Exit
+from ..errors import Dsv41Error, Exit
+from ..settings import Settings
 from . import add_settings, read_settings, this_node
 
 
@@ -16,7 +17,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_settings(parser)
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument("--to", type=Path, metavar="FILE", help="write that JSON to a file, whole or not at all")
-    parser.add_argument("--remove", action="store_true", help="only remove containers whose rank is gone")
+    parser.add_argument("--remove", action="store_true", help="first remove containers whose rank is gone")
     parser.set_defaults(run=run)
 
 
@@ -27,14 +28,15 @@ def run(args: argparse.Namespace) -> int:
         print("engine.container is null: ranks run by engine.python, and no container is needed.")
         return Exit.OK
     if args.remove:
-        return _remove(settings.engine.container.podman, settings, node)
+        _remove(settings.engine.container.podman, settings, node)
     from ..atomic import write_json
     from ..rank.container_look import look
     from ..rank.container_report import check_container
 
     facts = asyncio.run(look(settings, node))
     if args.to is not None:
-        write_json(args.to, facts.model_dump(mode="json"))
+        # The supervisor that asked is another user, and nothing in it is secret.
+        write_json(args.to, facts.model_dump(mode="json"), 0o644)
         return Exit.OK
     if args.json:
         print(facts.model_dump_json(indent=2))
@@ -47,10 +49,13 @@ def run(args: argparse.Namespace) -> int:
     return Exit.UNAVAILABLE if any(finding.refuses for finding in findings) else Exit.OK
 
 
-def _remove(podman: str, settings, node: str) -> int:  # type: ignore[no-untyped-def]
+def _remove(podman: str, settings: Settings, node: str) -> None:
+    """What stays is found by the look that follows."""
     from ..rank.container import node_label
     from ..rank.containers import remove_left
 
-    for name in asyncio.run(remove_left(podman, node_label(settings, node))):
-        print(f"removed {name}, whose rank is gone", file=sys.stderr)
-    return Exit.OK
+    try:
+        for name in asyncio.run(remove_left(podman, node_label(settings, node))):
+            print(f"removed {name}, whose rank is gone", file=sys.stderr)
+    except Dsv41Error as error:
+        print(error, file=sys.stderr)

@@ -33,8 +33,8 @@ def check_container(
 
 
 async def what_is_left(settings: Settings, node: str, look: Look) -> list[str]:
-    """Containers whose rank is gone and that cannot be removed. Under systemd the rank's unit removes them itself
-    (ExecStopPost); here it is only looked."""
+    """Containers whose rank is gone and that cannot be removed. Under systemd the unit that looks does
+    that first, as root."""
     container = settings.engine.container
     assert container is not None
     if settings.supervisor.units is not UnitBackend.SYSTEMD:
