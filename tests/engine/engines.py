@@ -52,6 +52,7 @@ def engine_environment() -> dict[str, str]:
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "dsv41_demo_model",
         "SGLANG_PLUGINS": "dsv41",
         "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": "1",
+        "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1",
     }
 
 

@@ -33,6 +33,7 @@ def test_the_gateway_can_name_every_request_of_the_engine() -> None:
     for node in ("spark1", "spark2"):
         environment = launch_plan(parse(json.dumps(good())), node, BOOT).environment
         assert environment["SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"] == "1"
+        assert environment["SGLANG_REQUEST_STATE_WAIT_TIMEOUT"] == "1"
 
 
 def test_our_plugin_is_always_loaded_and_told_where_its_plan_is() -> None:

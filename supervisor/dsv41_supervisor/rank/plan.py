@@ -195,6 +195,9 @@ def _environment(settings: Settings, node: str, document_path: Path, facts: Node
     # The gateway names each request, to stop it by; Messages takes a name in a header only. The engine listens on
     # loopback, and the gateway passes no header of a client's on.
     environment["SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"] = "1"
+    # How often SGLang looks whether the client of a whole answer is still there; 4 s by itself. It is the only way to
+    # stop a request with n > 1, whose names SGLang tells nobody.
+    environment["SGLANG_REQUEST_STATE_WAIT_TIMEOUT"] = "1"
     environment["DSV41_RANK_PLAN"] = str(document_path)
     environment["PYTHONUNBUFFERED"] = "1"
     if engine.python_path:

@@ -115,6 +115,7 @@ PLANNED_VARIABLES = {
     "SGLANG_DSV41_REASONING_EFFORT": "use engine.reasoning_effort",
     "SGLANG_HOST_IP": "it is each node's fleet.nodes.<name>.management_address",
     "SGLANG_PLUGINS": "ours is the only plugin",
+    "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "it bounds for how long the engine works for a client that left",
     "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": "the gateway names requests by it, and passes no client's header on",
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "use engine.external_model_package",
     "SGLANG_CPU_OMP_THREADS_BIND": "use engine.omp_threads_bind",
