@@ -39,8 +39,10 @@ def options(plan: LaunchPlan) -> tuple[list[str], list[str]]:
     return list(plan.argv[:at]), list(plan.argv[at + 1 :])
 
 
-def test_a_rank_in_a_container_is_started_as_in_its_golden_file() -> None:
-    text = write_plan(plan_of(tp3()))
+def test_podman_is_told_what_is_in_the_golden_file() -> None:
+    """What the engine is told after the image is in the golden files of test_launch_golden.py, as without one."""
+    podman, _ = options(plan_of(tp3()))
+    text = write_plan(LaunchPlan(1, (*podman, IMAGE), {}, Path("/"), {}))
     if os.environ.get("DSV41_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
