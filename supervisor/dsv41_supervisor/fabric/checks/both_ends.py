@@ -31,11 +31,13 @@ def _ends_mtu(fleet: Fleet, settings: Settings) -> Iterator[Found]:
 )  # fmt: skip
 def _ends_speed(fleet: Fleet, settings: Settings) -> Iterator[Found]:
     for one, other in ends(fleet, settings):
-        speeds = [end.link.speed_mbit if end.link else None for end in (one, other)]
-        if None not in speeds and speeds[0] != speeds[1]:
-            yield one.found(
-                f"runs at {(speeds[0] or 0) // 1000} Gb/s, and {other.node} at {(speeds[1] or 0) // 1000}.",
-                "Look at the slower end: ethtool shows what it offers.",
+        of_one, of_other = (end.link.speed_mbit if end.link else None for end in (one, other))
+        if of_one is not None and of_other is not None and of_one != of_other:
+            slow, fast = (one, other) if of_one < of_other else (other, one)
+            yield slow.found(
+                f"runs at {min(of_one, of_other) // 1000} Gb/s, and {fast.node} at the other end at "
+                f"{max(of_one, of_other) // 1000}.",
+                f"Run ethtool {slow.rail.interface} on {slow.node}: it shows what this end offers.",
             )
 
 
@@ -103,11 +105,13 @@ def _ends_path_mtu(fleet: Fleet, settings: Settings) -> Iterator[Found]:
         yield skipped(NO_RDMA)
         return
     for one, other in ends(fleet, settings):
-        mtus = [end.port.active_mtu if end.port else None for end in (one, other)]
-        if None not in mtus and mtus[0] != mtus[1]:
-            yield one.found(
-                f"has the RDMA path MTU {mtus[0]}, and {other.node} at the other end {mtus[1]}.",
-                f"Give both interfaces MTU {settings.fleet.mtu}.",
+        of_one, of_other = (end.port.active_mtu if end.port else None for end in (one, other))
+        if of_one is not None and of_other is not None and of_one != of_other:
+            low, high = (one, other) if of_one < of_other else (other, one)
+            yield low.found(
+                f"has the RDMA path MTU {min(of_one, of_other)}, and {high.node} at the other end "
+                f"{max(of_one, of_other)}.",
+                f"Run ip link set {low.rail.interface} mtu {settings.fleet.mtu} on {low.node}.",
             )
 
 
