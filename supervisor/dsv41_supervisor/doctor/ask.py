@@ -73,12 +73,18 @@ async def _ask(settings: Settings, node: str, key: str, bound_s: float, asked: A
             took_s = time.monotonic() - sent_s
             clock = {"offset_s": told - (sent + took_s / 2), "offset_error_s": took_s / 2}
             raw = await client.call("GET", f"/doctor/facts?bound_s={bound_s:g}", timeout_s=bound_s + ANSWER_S)
-        asked.host[node] = HostFacts.model_validate(raw["host"])
-        if raw["fabric"] is not None:
-            asked.fabric[node] = NodeFacts.model_validate(raw["fabric"])
+        told_host = HostFacts.model_validate(raw["host"])
+        if told_host.node != node:
+            # Its facts were read with that node's settings: judged as this one's they would blame everything else.
+            problem = f"the supervisor at {client.base} says that it is {told_host.node}."
+            do_next = f"Correct fleet.nodes.{node}.management_address, or the --node of dsv41-supervisor there."
         else:
-            problem = f"its fabric facts took longer than {bound_s:g} s to read."
-            do_next = "Run dsv41 doctor --timeout 20, and see the supervisor's log there."
+            asked.host[node] = told_host
+            if raw["fabric"] is not None:
+                asked.fabric[node] = NodeFacts.model_validate(raw["fabric"])
+            else:
+                problem = f"its fabric facts took longer than {bound_s:g} s to read."
+                do_next = "Run dsv41 doctor --timeout 20, and see the supervisor's log there."
     except PeerUnreachable as error:
         waited = time.monotonic() - began
         problem = f"{error.refusals[0].what.rstrip('.')}; waited {waited:.1f} s."
