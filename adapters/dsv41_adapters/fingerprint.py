@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,9 +42,12 @@ class EngineSource:
     def at(cls, path: Path) -> EngineSource:
         """An environment, a site-packages or unpacked wheel directory, the package itself, or a .whl file."""
         if path.is_file() and path.suffix == ".whl":
-            with zipfile.ZipFile(path) as wheel:
-                if "sglang/__init__.py" in wheel.namelist():
-                    return cls(path)
+            try:
+                with zipfile.ZipFile(path) as wheel:
+                    if "sglang/__init__.py" in wheel.namelist():
+                        return cls(path)
+            except (zipfile.BadZipFile, OSError) as error:
+                raise EngineNotFound(f"{path} cannot be read as a wheel ({error}). Fetch it again.") from None
         candidates = [path, path.parent if path.name == "sglang" else path]
         candidates += sorted(path.glob("lib/python3*/site-packages"))
         for root in candidates:
@@ -68,11 +72,18 @@ class EngineSource:
     def version(self) -> str:
         """From the dist-info beside the package, or `unknown`."""
         if self.root.suffix == ".whl":
-            return self.root.name.split("-")[1]
+            return [*self.root.stem.split("-"), "unknown"][1]
         found = sorted(self.root.glob("sglang-*.dist-info"))
         return found[-1].name.removeprefix("sglang-").removesuffix(".dist-info") if found else "unknown"
 
     def read(self, module: str) -> str:
+        """Raises TargetMissing, also for what is no text."""
+        try:
+            return self._read(module)
+        except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise TargetMissing(f"module {module} in {self.root} cannot be read ({error})") from None
+
+    def _read(self, module: str) -> str:
         stem = module.replace(".", "/")
         for name in (f"{stem}.py", f"{stem}/__init__.py"):
             if self.root.suffix == ".whl":
@@ -80,12 +91,17 @@ class EngineSource:
                     if name in wheel.namelist():
                         return wheel.read(name).decode()
             elif (self.root / name).is_file():
-                return (self.root / name).read_text()
+                return (self.root / name).read_text(encoding="utf-8")
         raise TargetMissing(f"module {module} does not exist in {self.root}")
 
     def tree(self, module: str) -> ast.Module:
         if module not in self._trees:
-            self._trees[module] = ast.parse(self.read(module))
+            text = self.read(module)
+            try:
+                self._trees[module] = ast.parse(text)
+            except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+                what = f"module {module} in {self.root} is not Python ({str(error) or type(error).__name__})"
+                raise TargetMissing(what) from None
         return self._trees[module]
 
     def fingerprint(self, target: Target) -> str:
@@ -94,12 +110,14 @@ class EngineSource:
 
 
 def fingerprint(tree: ast.Module, name: str, *, where: str = "module") -> str:
-    """The hash of every definition of `name`; a name defined twice (in branches) counts as both."""
+    """The hash of every definition of `name`; a name defined twice (in branches, or replaced below) counts as both."""
     scopes: list[ast.AST] = [tree]
     for part in name.split("."):
         scopes = [found for scope in scopes for found in _definitions(scope, part)]
         if not scopes:
             raise TargetMissing(f"{where} has no {name}")
+    if "." in name:
+        scopes += _definitions(tree, name)
     digest = hashlib.sha256()
     for node in scopes:
         for piece in _canonical(node):
@@ -109,10 +127,20 @@ def fingerprint(tree: ast.Module, name: str, *, where: str = "module") -> str:
 
 
 def _definitions(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Definitions of `name` in this scope, inside `if` and `try` too, but not inside other definitions."""
+    """Definitions of `name` in this scope, inside `if` and `try` too, but not inside other definitions.
+
+    An assignment or import of the name is one as well, and an assignment to a part of it: other code is run then.
+    """
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _Definition):
             if node.name == name:
+                yield node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            assigned = map(ast.unparse, node.targets if isinstance(node, ast.Assign) else [node.target])
+            if any(to == name or to.startswith(f"{name}.") for to in assigned):
+                yield node
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            if any((alias.asname or alias.name) == name for alias in node.names):
                 yield node
         elif isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
             yield from _definitions(node, name)

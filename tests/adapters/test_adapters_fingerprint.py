@@ -60,6 +60,36 @@ def test_code_counts(engine_tree: Callable[[str], Path], change: tuple[str, str]
     assert print_of(engine_tree(SOURCE.replace(*change)), "Table") != before
 
 
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("Table", "Table = cached(Table)"),
+        ("Table", "from .fast import Table"),
+        ("Table", "from .fast import Quick as Table"),
+        ("Table", "Table.rows = other"),
+        ("Table.rows", "Table.rows = other"),
+        ("hidden", "hidden = jit(hidden)"),
+        ("hidden", "try:\n    from fast import hidden\nexcept ImportError:\n    pass"),
+    ],
+)
+def test_a_target_that_is_replaced_below_its_definition_has_changed(
+    engine_tree: Callable[[str], Path], name: str, more: str
+) -> None:
+    before = print_of(engine_tree(SOURCE), name)
+    assert print_of(engine_tree(f"{SOURCE}\n\n{more}\n"), name) != before
+    assert print_of(engine_tree(f"{SOURCE}\n\nother = Table.rows\nfrom fast import Other\n"), name) == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x = 1\n\0\n", f"x = {'-' * 90_000}1\n", f"x = {'+'.join(['1'] * 20_000)}\n", "def"],
+    ids=["a zero byte", "too deep to parse", "too deep to build", "no python"],
+)
+def test_a_file_that_is_no_python_does_not_fit(engine_tree: Callable[[str], Path], source: str) -> None:
+    with pytest.raises(TargetMissing, match=r"module sglang\.srt\.part in .* (is not Python|cannot be read)"):
+        print_of(engine_tree(source), "Table")
+
+
 def test_a_target_inside_a_branch_is_found_and_a_missing_one_is_named(
     engine_tree: Callable[[str], Path],
 ) -> None:
@@ -88,6 +118,26 @@ def test_a_wheel_is_read_without_unpacking(engine_tree: Callable[[str], Path], t
     engine = EngineSource.at(wheel)
     assert engine.version == "0.5.23"
     assert engine.fingerprint(target("Table")) == print_of(root, "Table")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"junk" * 100])
+def test_a_wheel_that_is_none_is_refused_with_the_next_step(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "sglang-0.5.23-py3-none-any.whl").write_bytes(content)
+    with pytest.raises(EngineNotFound, match=r"cannot be read as a wheel \(.*\)\. Fetch it again\."):
+        EngineSource.at(tmp_path / "sglang-0.5.23-py3-none-any.whl")
+
+
+def test_a_wheel_with_a_damaged_or_nameless_file_does_not_fit(
+    engine_tree: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root, wheel = engine_tree(SOURCE), tmp_path / "sglang.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in root.rglob("*.py"):
+            archive.write(file, file.relative_to(root))
+    assert EngineSource.at(wheel).version == "unknown"
+    wheel.write_bytes(wheel.read_bytes().replace(b"limit=4", b"limit=5"))
+    with pytest.raises(TargetMissing, match=r"module sglang\.srt\.part in .* cannot be read \(Bad CRC-32"):
+        EngineSource.at(wheel).fingerprint(target("Table"))
 
 
 def test_a_path_without_an_engine_is_refused_with_the_next_step(tmp_path: Path) -> None:
