@@ -58,6 +58,8 @@ def pads_config(run: AdapterRun) -> Callable[..., None]:
                 plan = padding_plan(vars(config), run.plan.world_size)
             except CannotPad as refusal:
                 raise run.refuse(f"world size {run.plan.world_size}: {refusal}", "world") from None
+            except (ValueError, KeyError) as problem:
+                raise run.refuse(f"the checkpoint's config is not DeepSeek-V4.1's ({problem}).") from None
             padded_groups = plan["o_groups"].padded
         if padded_groups != groups:
             config.num_attention_heads, config.o_groups = heads // groups * padded_groups, padded_groups

@@ -65,12 +65,14 @@ class PaddingPlan:
 def padding_plan(config: Mapping[str, Any], world_size: int, ep_size: int = 1) -> PaddingPlan:
     """The plan for a model's config.json (text_config flattened or not).
 
-    Raises: CannotPad with every obstacle.
+    Raises: CannotPad with every obstacle; ValueError or KeyError when this is no such config.
     """
     text = {**config.get("text_config", {}), **config}
-    heads, groups = int(text["num_attention_heads"]), int(text["o_groups"])
+    heads, groups = _count(text, "num_attention_heads"), _count(text, "o_groups")
     reasons = []
-    if world_size < 1 or ep_size < 1 or world_size % ep_size:
+    if world_size < 1:
+        raise CannotPad([f"there is no fleet of {world_size} ranks."])
+    if ep_size < 1 or world_size % ep_size:
         raise CannotPad([f"ep_size {ep_size} does not divide world size {world_size}."])
     if heads % groups:
         raise CannotPad([f"{heads} heads do not make {groups} equal groups: this is not V4.1's attention."])
@@ -89,11 +91,11 @@ def padding_plan(config: Mapping[str, Any], world_size: int, ep_size: int = 1) -
     else:
         note("num_attention_heads", heads, heads * padded_groups // groups, world_size, "tp_pad")
         note("o_groups", groups, padded_groups, world_size, "tp_pad")
-    vocabulary = int(text["vocab_size"])
+    vocabulary = _count(text, "vocab_size")
     multiple = VOCAB_PADDING if _up(vocabulary, VOCAB_PADDING) % world_size == 0 else VOCAB_PADDING * world_size
     note("vocab_size", vocabulary, _up(vocabulary, multiple), world_size, "sglang")
     for name, size, ranks in (
-        ("moe_intermediate_size", int(text["moe_intermediate_size"]), world_size // ep_size),
+        ("moe_intermediate_size", _count(text, "moe_intermediate_size"), world_size // ep_size),
         ("shared_intermediate_size", _shared_size(text), world_size),
     ):
         if size % (ranks * FP8_BLOCK):
@@ -102,11 +104,12 @@ def padding_plan(config: Mapping[str, Any], world_size: int, ep_size: int = 1) -
                 "done."
             )
         note(name, size, size, ranks, "nobody")
-    experts = int(text["n_routed_experts"])
+    experts = _count(text, "n_routed_experts")
     if experts % ep_size:
         reasons.append(f"n_routed_experts {experts} does not divide by ep_size {ep_size}, and padding it is not done.")
     note("n_routed_experts", experts, experts, ep_size, "nobody")
-    if drafts := int(text.get("dspark_n_routed_experts") or 0):
+    if text.get("dspark_n_routed_experts"):
+        drafts = _count(text, "dspark_n_routed_experts")
         note("dspark_n_routed_experts", drafts, _up(drafts, ep_size), ep_size, "tp_pad")
     if reasons:
         raise CannotPad(reasons)
@@ -124,7 +127,16 @@ def _groups_for(groups: int, heads_per_group: int, world_size: int) -> int | Non
 
 
 def _shared_size(text: Mapping[str, Any]) -> int:
-    return int(text["moe_intermediate_size"]) * int(text.get("n_shared_experts") or 1)
+    n_shared = _count(text, "n_shared_experts") if text.get("n_shared_experts") else 1
+    return _count(text, "moe_intermediate_size") * n_shared
+
+
+def _count(text: Mapping[str, Any], name: str) -> int:
+    """A config with 0 heads, or half a one, is damaged: nothing can be said of it, and no search in it ends."""
+    value = text[name]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} is {value!r}, which is no number of anything")
+    return value
 
 
 def _up(value: int, multiple: int) -> int:
