@@ -89,7 +89,7 @@ def arm(plan_path: Path, role: Role) -> None:
         _report_refusal(reporter, refusal, plan.adapters)
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}."
+        what = f"{type(error).__name__}: {str(error).rstrip('.')}."
         refusal = AdapterRefused(Reason(name, what, "hook") for name in plan.adapters or ["plugin"])
         _report_refusal(reporter, refusal, plan.adapters)
         raise refusal from error

@@ -76,7 +76,7 @@ def read_plan(path: Path) -> RankPlan:
         raise PlanUnreadable(
             f"{PLAN_VARIABLE} names {path}, which cannot be read ({error.strerror}). Start the rank with `dsv41 rank`."
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PlanUnreadable(
             f"{PLAN_VARIABLE} names {path}, which is not a rank plan ({error!r}). "
             "Supervisor and adapters must be of one version."

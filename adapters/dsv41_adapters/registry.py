@@ -101,7 +101,7 @@ def validate_settings(adapter: Adapter, values: object) -> AdapterSettings:
         raise AdapterRefused(
             Reason(
                 adapter.name,
-                f"adapters.{adapter.name}.{'.'.join(map(str, problem['loc']))}: {problem['msg']}.",
+                f"{'.'.join(map(str, ('adapters', adapter.name, *problem['loc'])))}: {problem['msg']}.",
                 "settings",
             )
             for problem in error.errors(include_url=False)

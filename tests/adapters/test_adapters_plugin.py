@@ -76,6 +76,12 @@ def test_a_plan_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory). Start the rank with `dsv41 rank`." in done.stderr
 
 
+def test_a_plan_with_a_rank_that_is_no_number_names_the_plan(plan: Callable[..., Path]) -> None:
+    path = plan(rank=float("inf"))
+    assert activate(path).returncode == 78
+    assert f"{path}, which is not a rank plan" in str(only_report(path)["adapters"]["engram_nvme"]["reason"])
+
+
 def test_a_plan_of_another_format_is_a_refusal_with_a_report(plan: Callable[..., Path]) -> None:
     path = plan(format=2)
     done = activate(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,57 @@ def test_the_file_is_never_run(tmp_path: Path) -> None:
         ("x = 1\n", "does not say REASONING_EFFORT_MAPPINGS, DEFAULT_REASONING_EFFORT, REASONING_EFFORT_TEMPLATE"),
         (encoding_file("").replace("50", "'fifty'"), "is not tiers with whole numbers"),
         (encoding_file("").replace("'high'\n", "'ultra'\n"), "DEFAULT_REASONING_EFFORT 'ultra' is no tier"),
+        (encoding_file("").replace("'high'\n", "['high']\n"), "is no tier"),
+        (encoding_file("").replace("'low'", "1"), "is not tiers with whole numbers"),
+        (encoding_file("").replace("{budget}", "{level}"), "has no place for {budget} alone"),
+        (encoding_file("").replace("{budget}", "{budget.x}"), "has no place for {budget} alone"),
+        (encoding_file("").replace("{budget}", "{budget"), "has no place for {budget} alone"),
+        (encoding_file("").replace("{budget}", "75"), "has no place for {budget} alone"),
+        (f"x = {'-' * 90_000}1\n" + encoding_file(""), "is not Python (MemoryError)"),
+        (f"x = {'+'.join(['1'] * 20_000)}\n" + encoding_file(""), "is not Python (maximum recursion depth"),
     ],
 )
 def test_what_cannot_be_read_says_what_is_wrong(tmp_path: Path, text: str | None, said: str) -> None:
-    with pytest.raises(CannotRead, match=said.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(CannotRead, match=re.escape(said)):
         read_published(tmp_path, "encoding/encoding.py") if text is None else written(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "REASONING_EFFORT_MAPPINGS['low'] = 25",
+        "REASONING_EFFORT_MAPPINGS.update(low=25)",
+        "REASONING_EFFORT_MAPPINGS |= {'low': 25}",
+        "if True:\n    REASONING_EFFORT_MAPPINGS = {'low': 25, 'high': 50, 'max': 100}",
+        "del REASONING_EFFORT_MAPPINGS",
+        "DEFAULT_REASONING_EFFORT = other()",
+        "DEFAULT_REASONING_EFFORT, x = 'max', 1",
+        "x = DEFAULT_REASONING_EFFORT = 'max'",
+        "from .tiers import DEFAULT_REASONING_EFFORT",
+        "def REASONING_EFFORT_TEMPLATE(): pass",
+    ],
+)
+def test_a_value_that_is_changed_later_is_not_taken_for_what_the_file_says(tmp_path: Path, later: str) -> None:
+    with pytest.raises(CannotRead, match="does not say [A-Z_]+ as plain values"):
+        written(tmp_path, f"{encoding_file(TOKENS)}{later}\n")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "def f(REASONING_EFFORT_MAPPINGS):\n    DEFAULT_REASONING_EFFORT = 1",
+        "x = REASONING_EFFORT_MAPPINGS[DEFAULT_REASONING_EFFORT]",
+        "x = REASONING_EFFORT_MAPPINGS.keys()",
+        "x = {[]: 1}",
+    ],
+)
+def test_what_only_reads_a_value_leaves_it(tmp_path: Path, beside: str) -> None:
+    assert written(tmp_path, f"{encoding_file(TOKENS)}{beside}\n").default == 75
+
+
+def test_the_last_plain_value_counts(tmp_path: Path) -> None:
+    text = f"{encoding_file(TOKENS)}DEFAULT_REASONING_EFFORT = other()\nDEFAULT_REASONING_EFFORT = 'max'\n"
+    assert written(tmp_path, text).default == 100
 
 
 def test_the_gateway_has_the_same_table() -> None:

@@ -187,3 +187,26 @@ def test_what_the_prompt_gave_may_come_back_more_often() -> None:
     found = Repetition(0, 10_000, 100, Kind.EXACT)
     unit = texts.PARAGRAPHS[1]
     assert tokens_needed(found, unit, f"Improve this: {unit}", base_tokens=BASE) == 4 * BASE
+
+
+def with_tools(request: str, result: str) -> str:
+    """A prompt as an agent's is: what was asked for, a call, what the tool said."""
+    return (
+        f"<｜User｜>{request}<｜Assistant｜><think>I look.</think><｜DSML｜ calls>…</｜DSML｜ calls>"
+        f"<｜User｜><tool_result>{result}</tool_result><｜Assistant｜><think>"
+    )
+
+
+def test_numbers_in_a_tools_result_are_not_asked_for() -> None:
+    result = "collected 4000 items, 3999 tests passed, to 4000 lines; repeat with 5000 workers"
+    assert Asked.by(with_tools("Fix the failing test.", result)) == Asked(0, False)
+    assert Asked.by(f"the end of a result with 4000 lines</tool_result>{with_tools('', 'ok')}") == Asked(0, False)
+    loop = first_loop((texts.THOUGHTS[0] + " ") * 300, with_tools("Fix the failing test.", result))
+    assert loop is not None and loop.at < 3000
+
+
+def test_what_was_asked_for_before_the_tools_counts_behind_them() -> None:
+    prompt = with_tools("Write 90 copies of it into a file.", "ok")
+    assert Asked.by(prompt) == Asked(90, True)
+    assert first_loop((texts.THOUGHTS[0] + " ") * 90, prompt) is None
+    assert Asked.by("<｜User｜>x<｜Assistant｜>60 lines<｜System｜>Now 70 lines.<｜Assistant｜>") == Asked(70, False)

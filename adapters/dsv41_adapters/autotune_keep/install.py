@@ -38,6 +38,19 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def dropped_as_damaged(kept: Path) -> bool:
+    """Remove a file that is no JSON object: a power cut leaves it on every rank, and each boot would end at it."""
+    try:
+        if isinstance(json.loads(kept.read_bytes()), dict):
+            return False
+    except FileNotFoundError:
+        return False
+    except (ValueError, RecursionError):
+        pass
+    kept.unlink()
+    return True
+
+
 def keeps_apart(run: AdapterRun, launch: str) -> Callable[..., Path]:
     """AFTER `flashinfer_autotune_cache_path`: its file, in a directory of this launch below its own.
 
@@ -50,15 +63,20 @@ def keeps_apart(run: AdapterRun, launch: str) -> Callable[..., Path]:
 
     def after(result: Path, *args: Any, **kwargs: Any) -> Path:
         directory = result.parent / f"launch-{key}"
-        directory.mkdir(parents=True, exist_ok=True)
-        about = directory / "about"
-        if not about.exists():
+        kept = directory / result.name
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # Written at each boot: tuning takes minutes, and a directory that cannot be written shows only behind it.
             staged = directory / f".about-{os.getpid()}"
             staged.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-            os.replace(staged, about)
-        kept = directory / result.name
+            os.replace(staged, directory / "about")
+            damaged = dropped_as_damaged(kept)
+        except OSError as error:
+            what = f"tuned tactics cannot be kept in {directory} ({error.strerror}). Let the engine's user write there."
+            raise run.refuse(what) from None
         run.engaged()
-        run.note(f"launch {key}: {'tactics of an earlier boot' if kept.is_file() else 'nothing kept yet'}")
+        found = "tactics of an earlier boot" if kept.is_file() else "nothing kept yet"
+        run.note(f"launch {key}: {'a damaged file was removed' if damaged else found}")
         log.info("autotune_keep: %s %s", kept, "is there" if kept.is_file() else "is not there yet")
         return kept
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,36 +82,70 @@ def read_published(checkpoint: Path, file: str) -> Published:
         tree = ast.parse(text)
     except OSError as error:
         raise CannotRead(f"{path} cannot be read ({error.strerror}).") from None
-    except (SyntaxError, ValueError) as error:
-        raise CannotRead(f"{path} is not Python ({error}).") from None
-    constants = dict(_assigned(tree))
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+        raise CannotRead(f"{path} is not Python ({str(error) or type(error).__name__}).") from None
+    constants = _assigned(tree)
     missing = [name for name in (TABLE, DEFAULT, LINE) if name not in constants]
     if missing:
         raise CannotRead(f"{path} does not say {', '.join(missing)} as plain values.")
     table, default = constants[TABLE], constants[DEFAULT]
-    if not isinstance(table, dict) or not all(type(budget) is int for budget in table.values()):
+    if not isinstance(table, dict) or not all(type(t) is str and type(budget) is int for t, budget in table.items()):
         raise CannotRead(f"{path}: {TABLE} is not tiers with whole numbers.")
-    if default not in table:
+    if not isinstance(default, str) or default not in table:
         raise CannotRead(f"{path}: {DEFAULT} {default!r} is no tier of {TABLE}.")
+    try:
+        line = str(constants[LINE]).format(budget=12_345)
+    except (ValueError, LookupError, AttributeError, TypeError):
+        line = ""
+    if "12345" not in line:
+        raise CannotRead(f"{path}: {LINE} {constants[LINE]!r} has no place for {{budget}} alone.")
     return Published(path, hashlib.sha256(text).hexdigest(), constants)
 
 
-def _assigned(tree: ast.Module) -> list[tuple[str, Any]]:
-    """Names at the top of the module that are given a literal."""
-    found = []
+def _assigned(tree: ast.Module) -> dict[str, Any]:
+    """Names at the top of the module that are given a literal, and nothing else afterwards."""
+    found: dict[str, Any] = {}
     for statement in tree.body:
+        changed = set(_changed(statement))
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 pass
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 pass
             case _:
-                continue
-        try:
-            found.append((name, ast.literal_eval(value)))
-        except ValueError:
-            continue
+                name, value = "", None
+        for gone in changed:
+            found.pop(gone, None)
+        if value is not None:
+            with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                found[name] = ast.literal_eval(value)
     return found
+
+
+_CHANGES = frozenset({"update", "pop", "popitem", "clear", "setdefault", "__setitem__"})
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """Names that the statement gives a value, takes it from, or changes the value of; not inside of functions."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        match todo.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+                continue
+            case ast.alias(name=name, asname=asname):
+                yield asname or name.partition(".")[0]
+                continue
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) as node:
+                yield name
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()) as node:
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) as node:
+                if attr in _CHANGES:
+                    yield name
+            case node:
+                pass
+        todo.extend(ast.iter_child_nodes(node))
 
 
 def prompt_of(published: Published, budget: int, spelt: Mapping[str, str]) -> str:

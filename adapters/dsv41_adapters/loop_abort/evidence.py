@@ -63,8 +63,8 @@ class Asked:
 
     @classmethod
     def by(cls, prompt: str) -> Asked:
-        """From the end of the prompt: the last turn."""
-        last_turn = re.split(r"<[｜|]User[｜|]>", prompt)[-1][-6000:]
+        """From the end of the prompt: the last turn in which somebody asked for something."""
+        last_turn = _request(prompt)[-6000:]
         counts = [int(re.sub("[,_]", "", found)) for found in _COUNTED.findall(last_turn) + _UP_TO.findall(last_turn)]
         counts += [int(a) * int(b) for a, b in _PRODUCT.findall(last_turn)]
         counts += [n for word, n in _NUMBER_WORDS.items() if re.search(rf"\b{word}\b", last_turn, re.IGNORECASE)]
@@ -72,6 +72,21 @@ class Asked:
             n_copies=max((min(n, MOST_ASKED_COPIES) for n in counts), default=0),
             repeat=bool(_REPEAT.search(last_turn)),
         )
+
+
+_TURN = re.compile(r"<[｜|]User[｜|]>")
+_ANSWER = re.compile(r"<[｜|]Assistant[｜|]>.*?(?=<[｜|]System[｜|]>|$)", re.DOTALL)
+_RESULT = re.compile(r"<tool_result>.*?(?:</tool_result>|$)", re.DOTALL)
+
+
+def _request(prompt: str) -> str:
+    """The last turn that is more than results of tools: `3999 tests passed` is nothing that anybody asked for."""
+    for turn in reversed(_TURN.split(prompt)):
+        said = _RESULT.sub(" ", _ANSWER.sub(" ", turn))
+        said = said.rpartition("</tool_result>")[2]  # of one that began before the end of the prompt that is looked at
+        if said.strip():
+            return said
+    return ""
 
 
 def ordinariness(unit: str) -> float:
