@@ -267,7 +267,8 @@ def test_stalled_tokens_are_seen_in_the_counter_that_moves_with_every_step(two: 
     two.script({"tokens_per_s": 4000})
     stream.join(10)
     assert stream.text.endswith("data: [DONE]\n\n")
-    assert two.metric(decoded) == 400
+    # As in SGLang: the stream may be over before the scheduler has counted the step that ended it.
+    until(lambda: two.metric(decoded) == 400, "count of every token")
 
 
 def test_a_stopped_process_stalls_the_fleet_as_a_collective_does(two: Ranks) -> None:
