@@ -28,7 +28,7 @@ print(json.dumps({
 
 def test_io_uring_reaches_the_kernel_and_ways_out_do_not(podman: Podman) -> None:
     said = podman(
-        "run", "--rm", "--network=host", "--cgroups=disabled", "--init", "--read-only", "--cap-drop=all",
+        "run", "--rm", "--network=host", "--cgroups=disabled", "--init", "--cap-drop=all",
         "--ulimit", "nofile=1024:1024", "--log-driver=passthrough", f"--security-opt=seccomp={SECCOMP}",
         *(f"--volume={path}:{path}:ro" for path in sorted({"/usr", sys.base_prefix, sys.prefix})),
         "--entrypoint", sys.executable, podman.image, "-I", "-S", "-c", PROGRAM,

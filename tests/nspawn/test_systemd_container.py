@@ -22,7 +22,9 @@ from declared import (
     serving,
     wait_for,
 )
+from dsv41_supervisor.rank.plan import Boot, launch_plan
 from dsv41_supervisor.rank.process import ENGINE_NAMES
+from dsv41_supervisor.settings import parse
 from machine import OPT, SHARED, Machine, why_not
 
 from tests.harness.podman import NAME, missing, write_image
@@ -87,6 +89,24 @@ def node(tmp_path_factory: pytest.TempPathFactory, demo_checkpoint: Path, demo_r
     finally:
         machine.power_off()
 
+# What nvidia-ctk's spec makes of a container, as far as it goes without a GPU: a device node, a variable, a file of the
+# machine, and a hook that writes into the root, as update-ldcache does.
+CDI = {
+    "cdiVersion": "0.5.0",
+    "kind": "dsv41.example.org/gpu",
+    "devices": [{"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/full"}]}}],
+    "containerEdits": {
+        "env": ["DSV41_CDI=injected"],
+        "mounts": [{"hostPath": "/etc/hostname", "containerPath": "/driver/libcuda.so.1", "options": ["ro", "bind"]}],
+        "hooks": [{"hookName": "createContainer", "path": "/srv/hook", "args": ["hook"]}],
+    },
+}
+HOOK = r"""#!/bin/sh
+bundle=$(sed 's/.*"bundle": *"\([^"]*\)".*/\1/')
+root=$(grep -o '"root":{"path":"[^"]*"' "$bundle/config.json" | cut -d'"' -f6)
+touch "$root/etc/ld.so.cache.new"
+"""
+
 
 def containers(node: Node) -> list[str]:
     return node.machine.run("podman", "ps", "--all", "--format", "{{.Names}}").stdout.split()
@@ -136,3 +156,21 @@ def test_the_doctor_asks_podman_through_the_unit(node: Node) -> None:
     assert not [f for f in told["findings"] if f["check"].startswith("container-")], told["findings"]
     shown = node.machine.show("dsv41-container", "ExecMainStatus", "Result")
     assert shown == {"ExecMainStatus": "0", "Result": "success"}
+
+
+def test_a_cdi_device_gets_in_with_its_hook_as_podman_is_told_by_the_plan(node: Node) -> None:
+    """A hook that cannot write ends the start: with --read-only, none of nvidia-ctk's can (crun 1.8.1)."""
+    machine = node.machine
+    machine.write("/srv/hook", HOOK, 0o755)
+    machine.write("/etc/cdi/dsv41-test.json", json.dumps(CDI))
+    settings = json.loads(machine.run("cat", SETTINGS).stdout)
+    plan = launch_plan(parse(json.dumps(settings)), node.name, Boot("x", 1, 20000)).argv
+    at = plan.index(settings["engine"]["container"]["image"])
+    # Without what only a rank has: its name and label, its files, the Python in the image.
+    told = [word for word in plan[2:at] if word.startswith("--") and "=" in word or word in ("--rm", "--init")]
+    shown = "echo $DSV41_CDI; ls -d /dev/full /driver/libcuda.so.1 /etc/ld.so.cache.new; touch /etc/mine || echo no"
+    done = machine.run(
+        "/srv/podman", "run", *told, "--user=65534:65534", "--ulimit=nofile=1024:1024", "--volume=/usr:/usr:ro",
+        "--device", "dsv41.example.org/gpu=all", plan[at], "/bin/sh", "-c", shown,
+    )  # fmt: skip
+    assert done.stdout.split() == ["injected", "/dev/full", "/driver/libcuda.so.1", "/etc/ld.so.cache.new", "no"]

@@ -81,7 +81,7 @@ def podman_argv(
         "--name", plan.name,
         "--label", f"{NODE_LABEL}={plan.node}",
         "--label", f"{BOOT_LABEL}={boot.id}",
-        # Rails, GIDs and the rendezvous are the machine's own, and so is its name (ProtectHostname lets nobody set one).
+        # Rails, GIDs and the rendezvous are the machine's own. So is its name: ProtectHostname lets nobody set one.
         "--network=host", "--uts=host", "--http-proxy=false",
         # In the unit's own cgroup, conmon too: MemoryMax, OOM scores and KillMode mean the engine, and no scope of
         # podman's outlives the unit. Podman allows that with a PID namespace of the container's own only, which has a
@@ -93,7 +93,11 @@ def podman_argv(
         "--sdnotify=ignore",
         # The engine writes to our pipe itself; a copy in podman's own log would fill a disk.
         "--log-driver=passthrough",
-        "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable",
+        # Not --read-only: crun 1.8.1 remounts the root before the hooks of nvidia-ctk run, which link the driver's
+        # libraries in it, and no rank would start. The engine's user owns nothing there, and --rm forgets the rest.
+        # Kernels are compiled in /tmp and loaded from there; not every image has one.
+        "--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777,size=4g",
+        "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable",
         "--env-file", str(directory / ENVIRONMENT),
     ]  # fmt: skip
     if settings.engine.device is Device.CUDA:
