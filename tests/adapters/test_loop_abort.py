@@ -176,6 +176,13 @@ def test_ordinary_things_need_more() -> None:
         ("say it over and over", 0, True),
         ("It is 2026 and 9 is a number", 0, False),
         ("9999999 rows", 5000, False),
+        ("Summarise the 2024 results.", 0, False),
+        ("Write 2024 lines", 2024, False),
+        ("Write the 2000 lines", 2000, False),
+        ("Why do I get HTTP 500 errors?", 0, False),
+        ("Merge PR 4711 into all branches, and #4712 in tests.", 0, False),
+        ("Print the error 50 times", 50, False),
+        ("Give each page 40 lines", 40, False),
         ("<｜User｜>write 90 lines<｜Assistant｜>ok<｜User｜>Explain it.", 0, False),
     ],
 )

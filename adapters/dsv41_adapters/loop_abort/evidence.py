@@ -43,6 +43,9 @@ _COUNTED = re.compile(
     r"|mal\b|fois\b|veces\b|[次遍行个份条回度番])",
     re.IGNORECASE,
 )
+# Before a number that only names something, and before a year. "error 50 times" and "port 20 functions" are counts.
+_NAMES = re.compile(r"(?:\b(?:https?|pull request|pr)\s*|#)$", re.IGNORECASE)
+_YEAR_BEFORE = re.compile(r"\b(?:the|in|of|since|from|year|for|on|im|der|die|das|aus|von)\s+$", re.IGNORECASE)
 _UP_TO = re.compile(r"\b(?:to|through|until|bis|jusqu'à|hasta)\s+(\d{1,6})\b", re.IGNORECASE)
 _REPEAT = re.compile(
     r"\b(?:repeat\w*|over and over|again and again|forever|endless\w*|as (?:many|long) as"
@@ -65,7 +68,8 @@ class Asked:
     def by(cls, prompt: str) -> Asked:
         """From the end of the prompt: the last turn in which somebody asked for something."""
         last_turn = _request(prompt)[-6000:]
-        counts = [int(re.sub("[,_]", "", found)) for found in _COUNTED.findall(last_turn) + _UP_TO.findall(last_turn)]
+        counts = [n for found in _COUNTED.finditer(last_turn) if (n := _counted(found)) is not None]
+        counts += [int(n) for n in _UP_TO.findall(last_turn)]
         counts += [int(a) * int(b) for a, b in _PRODUCT.findall(last_turn)]
         counts += [n for word, n in _NUMBER_WORDS.items() if re.search(rf"\b{word}\b", last_turn, re.IGNORECASE)]
         return cls(
@@ -77,6 +81,14 @@ class Asked:
 _TURN = re.compile(r"<[｜|]User[｜|]>")
 _ANSWER = re.compile(r"<[｜|]Assistant[｜|]>.*?(?=<[｜|]System[｜|]>|$)", re.DOTALL)
 _RESULT = re.compile(r"<tool_result>.*?(?:</tool_result>|$)", re.DOTALL)
+
+
+def _counted(found: re.Match[str]) -> int | None:
+    """How many; None where the number is a name or a year, not a count."""
+    number, before = found[1], found.string[max(0, found.start() - 40) : found.start()]
+    n = int(re.sub("[,_]", "", number))
+    is_year = len(number) == 4 and 1900 < n < 2100 and n % 100 and _YEAR_BEFORE.search(before)
+    return None if is_year or _NAMES.search(before) else n
 
 
 def _request(prompt: str) -> str:
