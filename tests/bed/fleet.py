@@ -129,9 +129,9 @@ class BedFleet:
         assert done.stdout.startswith("{"), (done.returncode, done.stdout, done.stderr)
         return Visit(done.returncode, json.loads(done.stdout))
 
-    def inside(self, node: str, program: str, timeout_s: float = ANSWER_S) -> str:
+    def inside(self, node: str, program: str, *arguments: str, timeout_s: float = 2 * ANSWER_S) -> str:
         """What a few lines of Python print that use the supervisor's package on a node."""
-        return self.guest(node).run(*ENVIRONMENT, "python3", "-c", program, timeout_s=timeout_s).stdout
+        return self.guest(node).run(*ENVIRONMENT, "python3", "-c", program, *arguments, timeout_s=timeout_s).stdout
 
     def rail(self, node: str, rail: str) -> str:
         return self.settings.fleet.nodes[node].rails[rail].interface

@@ -94,6 +94,20 @@ def test_a_missing_device_is_named_with_those_that_are_there(bed_fleet: BedFleet
     assert f"the RDMA device {device}, which does not exist" in said and f"to one of {other}" in said, said
 
 
+def test_a_gid_that_moved_is_found_where_it_is_and_not_left_to_nccl(bed_fleet: BedFleet, mended: Visit) -> None:
+    rail = bed_fleet.settings.fleet.nodes["spark1"].rails["a"]
+    # Another address takes the entry that the rail's had, as a network that is set up anew may do it.
+    dev, other = rail.interface, f"{rail.address.network[77]}/{rail.address.network.prefixlen}"
+    moved = f"ip addr del {rail.address} dev {dev}; ip addr add {other} dev {dev}; ip addr add {rail.address} dev {dev}"
+    back = f"ip -4 addr flush dev {dev}; ip addr add {rail.address} dev {dev}"
+    with bed_fleet.changed("spark1", moved, back):
+        visit = bed_fleet.visit()
+    # Both addresses are in the rail's subnet, so NCCL left to itself would take the other one's entry.
+    assert {one for one in visit.beyond(mended) if one[0].startswith("rdma-")} == {("rdma-gid-choice", "spark1", None)}
+    said = visit.sentence("rdma-gid-choice", "spark1")
+    assert f"{rail.rdma_device} (rail a) needs 2, not 1" in said, said
+
+
 def test_when_all_is_mended_doctor_says_what_it_said_at_first(bed_fleet: BedFleet, healthy: Visit) -> None:
     visit = bed_fleet.visit()
     assert visit.bad == healthy.bad, visit.sentences()
