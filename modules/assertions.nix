@@ -8,7 +8,14 @@
 }@args:
 let
   cfg = config.services.dsv41;
-  inherit (cfg.settings) engine fleet share;
+  inherit (cfg.settings)
+    checkpoint
+    engine
+    fleet
+    gateway
+    pack
+    share
+    ;
   inherit (fleet) nodes;
   node = import ./node.nix args;
   ipv4 = import ../nix/ipv4.nix { inherit lib; };
@@ -110,6 +117,26 @@ let
       refuseIf true "fleet: the management address with port ${address} is used by several nodes. Give each its own."
     ) (repeated (map (n: "${n.management_address}:${toString n.supervisor_port}") (lib.attrValues nodes)));
 
+  # check for rails: an address that a machine can have, and that management traffic does not go to
+  railAddressChecks = lib.concatMap (
+    r:
+    let
+      within = lib.filter (
+        name:
+        ipv4.network "${nodes.${name}.management_address}/${ipv4.prefix r.rail.address}"
+        == ipv4.network r.rail.address
+      ) nodeNames;
+    in
+    [
+      (refuseIf (!ipv4.isHost r.rail.address)
+        "${r.where}.address is ${r.rail.address}, which names the network or all in it and no machine. Take an address between the two."
+      )
+      (refuseIf (within != [ ])
+        "${r.where}.address is ${r.rail.address}, and in that subnet are the management addresses of ${list within}. Give rails subnets of their own, or the way to those nodes is a rail."
+      )
+    ]
+  ) rails;
+
   peerChecks = map (
     r:
     let
@@ -129,12 +156,22 @@ let
         "${r.where}.address is ${r.rail.address}, but its peer's is ${back.address}: not the same subnet. Put both ends of a cable into one."
   ) rails;
 
-  deviceChecks = map (
-    r:
-    refuseIf (
-      engine.device == "cuda" && r.rail.rdma_device == null
-    ) "${r.where}.rdma_device is null, but engine.device is cuda. Name the device, as `ls /sys/class/infiniband` shows it."
-  ) rails;
+  deviceChecks =
+    map (
+      r:
+      refuseIf (
+        engine.device == "cuda" && r.rail.rdma_device == null
+      ) "${r.where}.rdma_device is null, but engine.device is cuda. Name the device, as `ls /sys/class/infiniband` shows it."
+    ) rails
+    ++ lib.concatLists (
+      lib.mapAttrsToList (
+        nodeName: n:
+        map (
+          device:
+          refuseIf true "fleet.nodes.${nodeName} names the RDMA device ${device} more than once. Each twin has its own, and one that is named for both leaves the other idle."
+        ) (repeated (lib.filter (device: device != null) (map (rail: rail.rdma_device) (lib.attrValues n.rails))))
+      ) nodes
+    );
 
   # check for topology
   topologyChecks =
@@ -192,7 +229,44 @@ let
       pair:
       refuseIf (share.mode == "nfs" && node.reach pair.other == [ ])
         "share.mode is nfs, but ${pair.worker} has no rail to the head ${node.headName}. The checkpoint goes over rails only: add one, or use share.mode local."
-    ) pairs;
+    ) pairs
+    ++ [
+      (refuseIf
+        (share.mode == "nfs" && lib.hasPrefix "${checkpoint.path}/" "${pack.directory}/")
+        "pack.directory is ${pack.directory}, within checkpoint.path, which workers mount read-only with share.mode nfs. Name a directory on each node's own drive."
+      )
+    ];
+
+  # check for the gateway: it is the head's, and a port is one program's
+  gatewayChecks =
+    let
+      inherit (engine.rendezvous) first_port n_ports;
+      last = first_port + n_ports - 1;
+      owners = lib.filter (
+        name:
+        name != node.headName
+        && lib.elem gateway.address (
+          [ nodes.${name}.management_address ]
+          ++ map (rail: ipv4.address rail.address) (lib.attrValues nodes.${name}.rails)
+        )
+      ) nodeNames;
+      port = "gateway.port is ${toString gateway.port}, which is";
+    in
+    map (
+      owner:
+      refuseIf true "gateway.address is ${gateway.address}, which is ${owner}'s, and the gateway runs on the head ${node.headName}. Use an address of the head, 0.0.0.0 for all of them, or 127.0.0.1."
+    ) owners
+    ++ [
+      (refuseIf (gateway.port == node.head.supervisor_port)
+        "${port} the supervisor's on the head (fleet.nodes.${node.headName}.supervisor_port). Use another."
+      )
+      (refuseIf (gateway.port == node.head.engine_port)
+        "${port} the engine's on the head (fleet.nodes.${node.headName}.engine_port). Use another."
+      )
+      (refuseIf (gateway.port >= first_port && gateway.port <= last)
+        "${port} one of the ranks' (engine.rendezvous, ${toString first_port} to ${toString last}). Use another."
+      )
+    ];
 
   # check for names of things in this flake
   profiles = map (lib.removeSuffix ".nix") (lib.attrNames (builtins.readDir ./profiles));
@@ -251,11 +325,13 @@ in
         subnetChecks
         ++ interfaceChecks
         ++ addressChecks
+        ++ railAddressChecks
         ++ peerChecks
         ++ deviceChecks
         ++ topologyChecks
         ++ shardChecks
         ++ shareChecks
+        ++ gatewayChecks
         ++ profileChecks
         ++ firewallChecks
       );

@@ -3,6 +3,7 @@
   imports = [
     ./settings.nix
     ./assertions.nix
+    ./secrets.nix
     ./fabric.nix
     ./share.nix
     ./pack.nix

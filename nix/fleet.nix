@@ -1,7 +1,7 @@
 # lib.fleet { fleet = ./fleet.nix; modules = [ ./hardware.nix ]; } → one NixOS system for each node, by node name.
 #
-# `fleet` is the one file all machines share; `modules` is what else a machine is. Every system gets its node's name as
-# host name, so `nixos-rebuild switch --flake .` picks the right one on each machine.
+# `fleet` is the one file all machines share; `modules` is what else a machine is. Every system is enabled, and gets its
+# node's name as host name, so `nixos-rebuild switch --flake .` picks the right one on each machine.
 { self, nixpkgs, ... }:
 {
   fleet,
@@ -23,5 +23,20 @@ let
   nodes = (system [ ]).config.services.dsv41.settings.fleet.nodes;
 in
 builtins.mapAttrs (
-  name: _: system [ { networking.hostName = nixpkgs.lib.mkDefault name; } ]
+  name: _:
+  system [
+    (
+      { config, ... }:
+      {
+        networking.hostName = nixpkgs.lib.mkDefault name;
+        services.dsv41.enable = nixpkgs.lib.mkDefault true;
+        assertions = [
+          {
+            assertion = config.services.dsv41.node == name;
+            message = "lib.fleet: the system of ${name} says that it is ${config.services.dsv41.node} (services.dsv41.node). Take networking.hostName and services.dsv41.node out of what all nodes share.";
+          }
+        ];
+      }
+    )
+  ]
 ) nodes

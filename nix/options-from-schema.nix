@@ -148,7 +148,12 @@ let
         if lib.hasSuffix "_file" where then
           {
             says = "outside the Nix store, because it holds a secret";
-            ok = value: !lib.hasPrefix builtins.storeDir value;
+            ok =
+              value:
+              let
+                parts = lib.filter (part: part != "" && part != ".") (lib.splitString "/" value);
+              in
+              !lib.elem ".." parts && !lib.hasPrefix builtins.storeDir "/${lib.concatStringsSep "/" parts}";
           }
         else
           null

@@ -193,6 +193,85 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         "machine.networking.nftables.enable = false;",
         "services.dsv41.openFirewall needs networking.nftables.enable, because it lets nodes in by address.",
     ),
+    "rdma_device_named_twice": (
+        SWITCHED,
+        'set.fleet.nodes.spark2.rails.b.rdma_device = lib.mkForce "rocep1s0f0";',
+        "fleet.nodes.spark2 names the RDMA device rocep1s0f0 more than once. Each twin has its own, and one that is "
+        "named for both leaves the other idle.",
+    ),
+    "management_network_on_a_rail": (
+        SWITCHED,
+        'set.fleet.nodes.spark3.rails.a.address = lib.mkForce "10.0.0.13/24";',
+        "fleet.nodes.spark3.rails.a.address is 10.0.0.13/24, and in that subnet are the management addresses of "
+        "spark1, spark2, spark3, spark4. Give rails subnets of their own, or the way to those nodes is a rail.",
+    ),
+    "rail_with_the_networks_own_address": (
+        SWITCHED,
+        'set.fleet.nodes.spark3.rails.a.address = lib.mkForce "10.0.20.0/24";',
+        "fleet.nodes.spark3.rails.a.address is 10.0.20.0/24, which names the network or all in it and no machine. "
+        "Take an address between the two.",
+    ),
+    "rail_with_the_broadcast_address": (
+        SWITCHED,
+        'set.fleet.nodes.spark3.rails.a.address = lib.mkForce "10.0.20.255/24";',
+        "fleet.nodes.spark3.rails.a.address is 10.0.20.255/24, which names the network or all in it and no machine.",
+    ),
+    "management_address_used_twice": (
+        SWITCHED,
+        'set.fleet.nodes.spark3.management_address = lib.mkForce "10.0.0.1";',
+        "fleet: the management address with port 10.0.0.1:7141 is used by several nodes. Give each its own.",
+    ),
+    "key_written_into_etc_by_nix": (
+        TRIANGLE,
+        'machine.environment.etc."dsv41/fleet-key".text = "secret";',
+        "fleet.key_file is /etc/dsv41/fleet-key, and environment.etc makes that file from the Nix store, where every "
+        "user can read it. Take it out of environment.etc and write it on the node.",
+    ),
+    "client_keys_written_into_etc_by_nix": (
+        TRIANGLE,
+        'machine.environment.etc."dsv41/api-keys".source = "${builtins.toFile "keys" "a:b"}";',
+        "gateway.keys_file is /etc/dsv41/api-keys, and environment.etc makes that file from the Nix store,",
+    ),
+    "key_in_the_store_by_another_spelling": (
+        TRIANGLE,
+        'set.fleet.key_file = lib.mkForce "/nix//store/abc-fleet-key";',
+        "`services.dsv41.settings.fleet.key_file' is not of type `string, matching ^/, outside the Nix store,",
+    ),
+    "token_among_the_engines_variables": (
+        TRIANGLE,
+        'set.engine.environment.HF_TOKEN = "hf_abc";',
+        "engine.environment.HF_TOKEN looks like a secret, and settings are in the Nix store, where every user can read "
+        "them. Take it out: a rank reads the checkpoint from its directory and needs no account.",
+    ),
+    "one_file_for_two_secrets": (
+        TRIANGLE,
+        'set.gateway.keys_file = "/etc/dsv41/fleet-key";',
+        "fleet.key_file, gateway.keys_file are the same file /etc/dsv41/fleet-key. Each secret has its own: they "
+        "belong to different users.",
+    ),
+    "gateway_at_another_nodes_address": (
+        TRIANGLE,
+        'set.gateway.address = lib.mkForce "10.0.0.2";',
+        "gateway.address is 10.0.0.2, which is spark2's, and the gateway runs on the head spark1. Use an address of "
+        "the head, 0.0.0.0 for all of them, or 127.0.0.1.",
+    ),
+    "gateway_on_the_supervisors_port": (
+        TRIANGLE,
+        "set.gateway.port = 7141;",
+        "gateway.port is 7141, which is the supervisor's on the head (fleet.nodes.spark1.supervisor_port). "
+        "Use another.",
+    ),
+    "gateway_on_a_port_of_the_rendezvous": (
+        TRIANGLE,
+        "set.gateway.port = 20001;",
+        "gateway.port is 20001, which is one of the ranks' (engine.rendezvous, 20000 to 20063). Use another.",
+    ),
+    "rows_on_the_read_only_share": (
+        TRIANGLE,
+        'set.pack.directory = "/srv/models/DeepSeek-V4.1-Flash/rows";',
+        "pack.directory is /srv/models/DeepSeek-V4.1-Flash/rows, within checkpoint.path, which workers mount read-only "
+        "with share.mode nfs. Name a directory on each node's own drive.",
+    ),
 }
 
 
@@ -226,3 +305,34 @@ def test_a_machine_without_the_module_enabled_needs_no_fleet(nix: Nix) -> None:
     assert nix.value(
         "(lib.nixosSystem { modules = [ flake.nixosModules.default machine ]; }).config.systemd.units"
     ) == {}  # fmt: skip
+
+
+def system_of_a_fleet(change: str, node: str = "spark2") -> str:
+    """What `lib.fleet` makes of the triangle for one node, with a module that all nodes get."""
+    return f"(flake.lib.fleet {{ fleet = {TRIANGLE}; modules = [ machine {{ {change} }} ]; }}).{node}.config"
+
+
+def test_one_host_name_for_all_nodes_is_refused(nix: Nix) -> None:
+    """As in a machine.nix that was one machine's before: every box would be rank 0."""
+    message = nix.refusal(system_of_a_fleet('networking.hostName = "spark1";') + ".system.build.toplevel.drvPath")
+    assert (
+        "lib.fleet: the system of spark2 says that it is spark1 (services.dsv41.node). Take networking.hostName and "
+        "services.dsv41.node out of what all nodes share." in " ".join(message.split())
+    )
+
+
+def test_a_fleets_file_need_not_enable_its_nodes(nix: Nix) -> None:
+    fleet = """{ services.dsv41.settings = {
+      fleet = { name = "one"; topology = "switched"; key_file = "/k";
+        nodes.a = { rank = 0; management_address = "10.0.0.1"; management_interface = "lan"; }; };
+      checkpoint = { path = "/c"; revision = "0123456"; };
+      engine.parallelism.tp_size = 1;
+    }; }"""
+    enabled = f"(flake.lib.fleet {{ fleet = {fleet}; modules = [ machine ]; }}).a.config.services.dsv41.enable"
+    assert nix.value(enabled) is True
+
+
+@pytest.mark.parametrize("source", ["/run/secrets/fleet-key", "/persist/fleet-key"])
+def test_a_link_in_etc_to_a_secret_outside_the_store_is_no_mistake(nix: Nix, source: str) -> None:
+    change = f'environment.etc."dsv41/fleet-key".source = "{source}";'
+    assert nix.value(system_of_a_fleet(change) + ".system.build.toplevel.drvPath")

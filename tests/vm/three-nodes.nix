@@ -34,8 +34,11 @@ let
         interfaces = [ "eth2" ];
       };
       environment.systemPackages = [ python ];
-      environment.etc."dsv41/fleet-key".text = "vm-test-key-that-is-no-secret-0000000000000000000000000000000000";
-      environment.etc."dsv41/api-keys".text = "vm:sk-vm-test-key-that-is-no-secret";
+      # Files that their users can be given, as on a real node: links into the store are refused.
+      systemd.tmpfiles.rules = [
+        "f /etc/dsv41/fleet-key 0600 root root - vm-test-key-that-is-no-secret-0000000000000000000000000000000000"
+        "f /etc/dsv41/api-keys 0600 root root - vm:sk-vm-test-key-that-is-no-secret"
+      ];
 
       # What the test switches to: another cap is another settings file, and so another rank.
       specialisation.changed.configuration.services.dsv41.settings.gateway.max_tokens_cap = lib.mkForce 512;
