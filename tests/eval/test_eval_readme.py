@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -77,6 +78,24 @@ def test_keys_and_checkpoint_are_where_the_example_fleet_has_them(nix: Nix) -> N
     ).groups()  # type: ignore[union-attr]
     assert (repo, where) == (checkpoint["repo"], checkpoint["path"])
     assert revision.startswith(checkpoint["revision"])
+
+
+def test_keys_are_given_to_their_users_before_the_programs_look(nix: Nix) -> None:
+    """As root wrote it, the gateway cannot read its file again: a new key would wait for the next boot."""
+    rules = nix.value("flake.nixosConfigurations.triangle-3-spark1.config.systemd.tmpfiles.rules")
+    assert "z /etc/dsv41/api-keys 0600 dsv41-gateway dsv41-gateway -" in rules
+    written, given, restarted = (
+        README.index(line)
+        for line in ("cat >/etc/dsv41/api-keys'", "'systemd-tmpfiles --create; ", "systemctl restart dsv41-gateway")
+    )
+    assert written < given < restarted
+
+
+def test_the_wheels_are_as_many_as_it_says() -> None:
+    wheels = json.loads((REPOSITORY / "nix/wheels.lock.json").read_text())["wheels"]
+    nvidias = [wheel for wheel in wheels if "NVIDIA" in wheel["licence"]]
+    assert f"the {len(wheels)} wheels for aarch64" in README
+    assert len(nvidias) == 18 and "(eighteen are NVIDIA's own" in README
 
 
 def test_units_that_are_started_by_hand_are_on_the_machines(nix: Nix) -> None:
