@@ -1,4 +1,4 @@
-"""What a rank in a container needs on its node: each fault is one sentence with its next step, and all come together."""
+"""What a rank in a container needs on its node: a fault is one sentence with its next step, and all come together."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ FAULTS = {
         ({"version": "3.4.4"}, "podman is 3.4.4, expected 4.1 or newer"),
         ({"version": "one"}, "podman is one, expected 4.1 or newer"),
     ],
-    "container-image": [({"image": False}, f"the engine's image {IMAGE} is not there. Run podman pull {IMAGE} on spark1")],
+    "container-image": [
+        ({"image": False}, f"the engine's image {IMAGE} is not there. Run podman pull {IMAGE} on spark1"),
+    ],
     "container-device": [
         ({"devices": ()}, "no CDI spec in /etc/cdi or /var/run/cdi has nvidia.com/gpu=all; no spec lists a device. Run "
          "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml on spark1"),
         ({"devices": ("amd.com/gpu=0",)}, "has nvidia.com/gpu=all; listed are amd.com/gpu=0."),
-        ({"devices": (), "unread_specs": ("/etc/cdi/a.yaml: Permission denied",)}, "(/etc/cdi/a.yaml: Permission denied)"),
+        ({"devices": (), "unread_specs": ("/etc/cdi/a.yaml: Permission denied",)},
+         "(/etc/cdi/a.yaml: Permission denied)"),
     ],
     "container-mounts": [
-        ({"missing": ("/srv/tables",)}, "/srv/tables is to be given to the container, and is not there. Put it on spark1"),
+        ({"missing": ("/srv/tables",)},
+         "/srv/tables is to be given to the container, and is not there. Put it on spark1"),
         ({"missing": ("/dev/infiniband",)}, "Load the RDMA modules on spark1"),
     ],
     "container-left": [({"left": ("dsv41-x (running)",)}, "Run podman rm --force dsv41-x on spark1")],
@@ -117,7 +121,9 @@ def test_devices_of_a_json_spec_are_found(tmp_path: Path) -> None:
     assert cdi_devices([tmp_path]) == (NAMES, ())
 
 
-@pytest.mark.parametrize("text", ["devices: []\n", "kind: *anchor\n", "kind: a/b\ndevices: {name: x}\n", "{", "\xff", "[]"])
+@pytest.mark.parametrize(
+    "text", ["devices: []\n", "kind: *anchor\n", "kind: a/b\ndevices: {name: x}\n", "{", "\xff", "[]"]
+)
 def test_a_spec_of_another_shape_is_said_and_not_guessed_at(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.yaml").write_text(text, encoding="latin-1")
     (tmp_path / "nvidia.yaml").write_text(YAML.format(i=""))
@@ -126,8 +132,14 @@ def test_a_spec_of_another_shape_is_said_and_not_guessed_at(tmp_path: Path, text
     assert unread == (f"{tmp_path}/odd.yaml has another shape than nvidia-ctk writes",)
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=80) | st.lists(st.sampled_from(
-    ["kind: a/b", "devices:", "- name: x", "  name: y", "- ", "  - name: z", "devices: []", "---", "#"])).map("\n".join))
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=80)
+    | st.lists(
+        st.sampled_from(
+            ["kind: a/b", "devices:", "- name: x", "  name: y", "- ", "  - name: z", "devices: []", "---", "#"]
+        )
+    ).map("\n".join)
+)
 def test_no_text_makes_the_reader_raise(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     directory = tmp_path_factory.mktemp("cdi")
     (directory / "any.yaml").write_text(text, encoding="utf-8")
