@@ -237,6 +237,26 @@ let
       )
     ];
 
+  # check for paths: units, tmpfiles and exports are lines of words
+  pathChecks =
+    lib.mapAttrsToList
+      (
+        option: path:
+        refuseIf (builtins.match "[^[:space:]%]*" (toString path) == null)
+          "${option} is ${toString path}, which has a space or %. systemd would read two paths or a specifier there. Name one without."
+      )
+      {
+        "checkpoint.path" = checkpoint.path;
+        "pack.directory" = pack.directory;
+        "supervisor.run_dir" = cfg.settings.supervisor.run_dir;
+        "supervisor.state_dir" = cfg.settings.supervisor.state_dir;
+        "fleet.key_file" = fleet.key_file;
+        "gateway.keys_file" = gateway.keys_file;
+        "gateway.tls.certificate" = gateway.tls.certificate;
+        "gateway.tls.key_file" = gateway.tls.key_file;
+        "alerts.webhook_url_file" = cfg.settings.alerts.webhook_url_file;
+      };
+
   # check for the gateway: it is the head's, and a port is one program's
   gatewayChecks =
     let
@@ -331,6 +351,7 @@ in
         ++ topologyChecks
         ++ shardChecks
         ++ shareChecks
+        ++ pathChecks
         ++ gatewayChecks
         ++ profileChecks
         ++ firewallChecks

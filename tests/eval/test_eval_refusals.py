@@ -266,6 +266,17 @@ MISTAKES: dict[str, tuple[object, str, str]] = {
         "set.gateway.port = 20001;",
         "gateway.port is 20001, which is one of the ranks' (engine.rendezvous, 20000 to 20063). Use another.",
     ),
+    "directory_with_a_space": (
+        TRIANGLE,
+        'set.pack.directory = "/data/packed rows";',
+        "pack.directory is /data/packed rows, which has a space or %. systemd would read two paths or a specifier "
+        "there. Name one without.",
+    ),
+    "key_file_with_a_percent_sign": (
+        TRIANGLE,
+        'set.fleet.key_file = lib.mkForce "/etc/dsv41/key%n";',
+        "fleet.key_file is /etc/dsv41/key%n, which has a space or %.",
+    ),
     "rows_on_the_read_only_share": (
         TRIANGLE,
         'set.pack.directory = "/srv/models/DeepSeek-V4.1-Flash/rows";',
