@@ -157,6 +157,7 @@ def holder():
 def on_gpu(python: Path) -> Settings:
     document = good()
     document["engine"] |= {"python": str(python), "device": "cuda"}
+    document["adapters"] = {"tp_pad": {}}
     for node in document["fleet"]["nodes"].values():
         for name, rail in node["rails"].items():
             rail["rdma_device"] = f"roce-{name}"

@@ -38,6 +38,7 @@ from .operations import (
     Tolerable,
     UnitBackend,
 )
+from .shards import uncuttable
 
 if TYPE_CHECKING:
     AdapterSettings = BaseModel
@@ -84,6 +85,9 @@ class Settings(Model):
                 for name, node in self.fleet.nodes.items()
                 if not node.rails and self.fleet.world_size > 1
             ]
+            if self.engine.kind is EngineKind.SGLANG:
+                cut = self.engine.parallelism
+                problems += uncuttable(cut.tp_size, cut.ep_size, padded=self.adapters.tp_pad is not None)
         if self.engine.container is not None:
             from ..rank.container import unmountable
 

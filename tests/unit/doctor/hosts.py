@@ -30,6 +30,7 @@ def settings(*, cuda: bool = True, **changes: Any) -> Settings:
     document = good()
     if cuda:
         document["engine"]["device"] = "cuda"
+        document["adapters"] = {"tp_pad": {}}
         for node in document["fleet"]["nodes"].values():
             for number, rail in enumerate(node["rails"].values()):
                 rail["rdma_device"] = f"rocep1s0f{number}"

@@ -26,6 +26,7 @@ ADDRESSES = {"spark1": "127.0.12.1", "spark2": "127.0.12.2"}
 def rails_on_loopback() -> Settings:
     document = good()
     document["engine"]["device"] = "cuda"
+    document["adapters"] = {"tp_pad": {}}
     for name, node in document["fleet"]["nodes"].items():
         for number, (rail, end) in enumerate(node["rails"].items()):
             end["rdma_device"] = f"rocep1s0f{number}"
