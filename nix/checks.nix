@@ -1,5 +1,5 @@
-# `nix flake check`: the packages build, the committed schema is the program's own, and every example fleet is one that
-# the program accepts. The NixOS systems themselves are evaluated by flake check.
+# `nix flake check`: the packages build, the committed schema is the program's own, every example fleet is one that the
+# program accepts, and every adapter fits the pinned wheel of SGLang. The NixOS systems themselves are evaluated by flake check.
 inputs@{ self, ... }:
 { pkgs, ... }:
 let
@@ -29,6 +29,14 @@ in
           echo "modules/settings.schema.json is stale. Run: make schema" >&2
           exit 1
         }
+        touch "$out"
+      '';
+
+  # The wheel is only read, so this needs neither a Spark nor its other wheels.
+  adapters-fit =
+    pkgs.runCommand "dsv41-adapters-fit" { wheel = packages.engine.wheels.sglang.src; }
+      ''
+        ${dsv41} adapters fit --engine "$wheel"
         touch "$out"
       '';
 }

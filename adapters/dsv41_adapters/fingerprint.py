@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .adapter import Adapter, Reason, Target
 
@@ -72,8 +72,12 @@ class EngineSource:
     def version(self) -> str:
         """From the dist-info beside the package, or `unknown`."""
         if self.root.suffix == ".whl":
-            return [*self.root.stem.split("-"), "unknown"][1]
-        found = sorted(self.root.glob("sglang-*.dist-info"))
+            # Not from the file's name: in a Nix store that begins with a hash.
+            with zipfile.ZipFile(self.root) as wheel:
+                found = sorted({PurePosixPath(name.partition("/")[0]) for name in wheel.namelist()
+                                if name.startswith("sglang-") and ".dist-info/" in name})  # fmt: skip
+        else:
+            found = sorted(self.root.glob("sglang-*.dist-info"))
         return found[-1].name.removeprefix("sglang-").removesuffix(".dist-info") if found else "unknown"
 
     def read(self, module: str) -> str:

@@ -111,10 +111,12 @@ def test_nothing_is_imported(engine_tree: Callable[[str], Path]) -> None:
 
 def test_a_wheel_is_read_without_unpacking(engine_tree: Callable[[str], Path], tmp_path: Path) -> None:
     root = engine_tree(SOURCE)
-    wheel = tmp_path / "sglang-0.5.23-py3-none-any.whl"
+    # Named as in a Nix store.
+    wheel = tmp_path / "x4k1vq9-sglang-9.9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in root.rglob("*.py"):
             archive.write(file, file.relative_to(root))
+        archive.writestr("sglang-0.5.23.dist-info/METADATA", "Name: sglang\nVersion: 0.5.23\n")
     engine = EngineSource.at(wheel)
     assert engine.version == "0.5.23"
     assert engine.fingerprint(target("Table")) == print_of(root, "Table")

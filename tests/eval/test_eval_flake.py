@@ -51,7 +51,7 @@ def test_flake_shows_what_people_use_by_name(nix: Nix) -> None:
     assert shown["overlays"] == {"default": {"type": "nixpkgs-overlay"}}
     for system in SYSTEMS:
         assert sorted(shown["apps"][system]) == ["demo", "doctor"]
-        assert {"supervisor", "adapters", "rowstore", "settings-schema"} <= set(shown["checks"][system])
+        assert {"supervisor", "adapters", "rowstore", "settings-schema", "adapters-fit"} <= set(shown["checks"][system])
         assert "default" in shown["devShells"][system]
         assert shown["formatter"][system]["type"] == "derivation"
 
