@@ -150,7 +150,7 @@ def pcie_address(device: Path) -> str | None:
 
 
 def _gts(shown: str | None) -> float | None:
-    found = re.match(r"([\d.]+) GT/s", shown or "")
+    found = re.match(r"(\d+(?:\.\d+)?) GT/s", shown or "")
     return float(found[1]) if found else None
 
 

@@ -70,7 +70,7 @@ def _port(path: Path, netdevs: tuple[str, ...], netdev_mtus: dict[str, int]) -> 
     indices = _indices(path)
     gids = read_gids(path, indices)
     mtus = [netdev_mtus[name] for name in {*netdevs, *(g.netdev for g in gids if g.netdev)} if name in netdev_mtus]
-    rate = re.match(r"([\d.]+)", text(path / "rate") or "")
+    rate = re.match(r"(\d{1,6}(?:\.\d{1,6})?)", text(path / "rate") or "")
     return RdmaPort(
         number=int(path.name),
         state=_after_colon(text(path / "state")),

@@ -25,7 +25,7 @@ from dsv41_supervisor.fabric.roots import Roots, Unreadable, tool_output
 from dsv41_supervisor.fabric.routes import read_routes
 from dsv41_supervisor.fabric.sysctls import read_sysctls
 from dsv41_supervisor.settings import parse
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
 
@@ -123,6 +123,8 @@ def test_gid_tables_read_back_with_holes(tmp_path_factory: Any, entries: Any, ho
 
 @given(junk=st.binary(max_size=60), where=st.sampled_from(["gids/3", "gid_attrs/types/3", "gid_attrs/ndevs/3", "state",
                                                            "rate", "hw_counters/x", "counters/y"]))  # fmt: skip
+@example(junk=b".", where="rate")
+@example(junk=b"9" * 60, where="rate")
 @tuned(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_lines_that_nobody_can_parse_break_no_reader(tmp_path_factory: Any, junk: bytes, where: str) -> None:
     facts = healthy(parse(json.dumps(FLEETS["triangle"]())))["bob"]

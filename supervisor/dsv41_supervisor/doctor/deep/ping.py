@@ -145,7 +145,7 @@ def _by_program(source: str, target: str, packet_bytes: int, count: int, wait_s:
 def parse_ping(text: str, target: str, packet_bytes: int) -> Pinged:
     """What iputils' ping says with -q."""
     counts = re.search(r"(\d+) packets transmitted, (\d+) (?:packets )?received", text)
-    times = re.search(r"= ([\d.]+)/", text)
+    times = re.search(r"= (\d+(?:\.\d+)?)/", text)
     sent, received = (int(counts.group(1)), int(counts.group(2))) if counts else (0, 0)
     problem = None
     if "message too long" in text.lower():

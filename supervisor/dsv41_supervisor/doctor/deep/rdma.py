@@ -73,7 +73,7 @@ def parse(text: str, seconds: int | None = None) -> Bandwidth:
 
     unit = field(r"BW average\[([^\]]+)\]")
     # bytes, iterations, peak, average, message rate
-    rows = re.findall(r"^\s*(\d+)\s+(\d+)\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
+    rows = re.findall(r"^\s*(\d+)\s+(\d+)\s+[\d.]+\s+(\d+(?:\.\d+)?)\s+[\d.]+\s*$", text, re.MULTILINE)
     average = float(rows[-1][2]) if rows else None
     if average is not None and unit is not None and unit.lower().startswith(("mb", "mib")):
         average = average * (2**20 if "i" in unit.lower().split("/")[0] else 10**6) * 8 / 1e9
