@@ -19,12 +19,13 @@ READ_ELSEWHERE = {"SGLANG_HOST_IP": "utils/network.py"}
 
 
 def for_sglang(file: Path) -> tuple[list[str], dict[str, str]]:
-    """What SGLang itself is told: without the Python, or the container, that it runs in."""
+    """What SGLang itself is told: without the Python that it runs in."""
     argv, environment = read_plan(file.read_text())
     return argv[argv.index("sglang.launch_server") + 1 :], environment
 
 
-PLANS = {file.stem: for_sglang(file) for file in sorted(DIRECTORY.glob("*.plan"))}
+PLANS = {file.stem: for_sglang(file) for file in sorted(DIRECTORY.glob("tp*-rank*.plan"))}
+"""A container's plan has the same line behind podman's part (tests/unit/test_container_plan.py)."""
 
 
 @pytest.fixture(scope="module")
