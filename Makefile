@@ -11,7 +11,7 @@ help:
 	@echo 'make demo ARGS="--once --json"    once, with a report'
 	@echo "make test                         all tests (about 3 GB of downloads the first time)"
 	@echo "make test-fast                    the tests that need no engine"
-	@echo "make lint | bench NAME=rowstore|loop|fabric | clean"
+	@echo "make lint | bench NAME=rowstore|loop|fabric|supervisor|gateway | clean"
 
 # The supervisor's environment: no torch. The script does nothing when it is up to date.
 .venv: FORCE
