@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from dsv41_supervisor.rank.plan import LaunchPlan
 from dsv41_supervisor.rank.process import _Running
 
 
 async def test_the_engine_is_read_on_when_its_log_cannot_be_written(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     settings = SimpleNamespace(supervisor=SimpleNamespace(lease_ttl_s=20))
-    plan = SimpleNamespace(document={"boot": "b"}, rank=0)
+    plan = LaunchPlan(0, (sys.executable,), {}, Path("/nowhere/plan.json"), {"boot": "b"})
     running = _Running(settings, None, plan, asyncio.Event())  # type: ignore[arg-type]
     # /dev/full answers every write with ENOSPC, as a full drive does.
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
