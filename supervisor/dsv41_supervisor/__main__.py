@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -42,6 +44,25 @@ def unknown_command(argv: Sequence[str], known: Iterable[str]) -> str | None:
     return f"there is no command {argv[0]!r}. {meant}dsv41 --help lists all."
 
 
+def _flush() -> None:
+    """Raises OSError now for what could only be told as a status of 120 when the interpreter ends."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        raise
+
+
+def _drop_output() -> None:
+    """Whoever read it has left, or has no room: what is still in the buffer goes nowhere instead of failing again."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         argv = sys.argv[1:] if argv is None else argv
@@ -51,13 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"dsv41: {wrong}", file=sys.stderr)
             return Exit.USAGE
         args = top.parse_args(argv)
-        return int(args.run(args))
+        status = int(args.run(args))
+        _flush()
+        return status
     except Dsv41Error as error:
         print(f"dsv41: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        _drop_output()
         return 141
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
