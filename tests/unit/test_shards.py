@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dsv41_adapters.tp_pad.padding import CannotPad, padding_plan
 from dsv41_supervisor.settings.shards import uncuttable
+
+from tests.adapters.test_tp_pad_plan import RELEASED
 
 ASSERTIONS = Path(__file__).parents[2] / "modules" / "assertions.nix"
 
@@ -29,3 +32,14 @@ def test_nix_has_the_same_sizes() -> None:
     for line in (f"moe_intermediate_size = {shards.MOE_INTERMEDIATE_SIZE};", f"o_groups = {shards.O_GROUPS};",
                  f"fp8_block = {shards.FP8_BLOCK};"):  # fmt: skip
         assert line in text
+
+
+@pytest.mark.parametrize("world_size", range(1, 13))
+def test_the_settings_take_what_tp_pad_can_plan_and_nothing_else(world_size: int) -> None:
+    try:
+        needed = padding_plan({"text_config": RELEASED}, world_size).needed
+    except CannotPad:
+        assert list(uncuttable(world_size, 1, padded=True))
+    else:
+        assert not list(uncuttable(world_size, 1, padded=True))
+        assert bool(list(uncuttable(world_size, 1, padded=False))) == needed

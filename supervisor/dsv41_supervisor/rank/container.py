@@ -7,7 +7,6 @@ depends on who runs it and whence (user, limits, our own files) is added where i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,17 +138,3 @@ def environment_file(environment: dict[str, str]) -> str:
         if any(c in value for c in "\n\r\0"):
             raise ValueError(f"the value of {name} has a line break, which a container cannot be given")
     return "".join(f"{name}={value}\n" for name, value in environment.items())
-
-
-def unmountable(settings: Settings) -> Iterable[str]:
-    """Paths elsewhere in the settings that podman's --mount cannot name; sentences."""
-    named = {
-        "checkpoint.path": settings.checkpoint.path,
-        "pack.directory": settings.pack.directory,
-        "supervisor.run_dir": settings.supervisor.run_dir,
-        "engine.nccl.library": settings.engine.nccl.library or "",
-        **{f"engine.python_path.{i}": path for i, path in enumerate(settings.engine.python_path)},
-    }
-    for name, path in named.items():
-        if "," in path or '"' in path:
-            yield f"{name} has a comma or a quote, and podman cannot mount such a path into engine.container"

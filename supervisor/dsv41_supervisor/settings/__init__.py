@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..errors import Dsv41Error, Refused, Stage
 from .base import Model
-from .container import Container
+from .container import Container, unmountable
 from .engine import Device, Engine, EngineKind, Nccl
 from .fleet import Fleet, Node, Rail, Topology
 from .operations import (
@@ -89,8 +89,6 @@ class Settings(Model):
                 cut = self.engine.parallelism
                 problems += uncuttable(cut.tp_size, cut.ep_size, padded=self.adapters.tp_pad is not None)
         if self.engine.container is not None:
-            from ..rank.container import unmountable
-
             problems += unmountable(self)
         if self.checks.override:
             from ..checks import unknown_ids

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from .base import AbsolutePath, Model
+
+if TYPE_CHECKING:
+    from . import Settings
 
 _DOMAIN = r"(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+|[a-z0-9.-]+:[0-9]{1,5})(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -76,3 +80,17 @@ class Container(Model):
         description="More of this machine's paths that the engine reads, at the same place and read-only. Checkpoint, "
         "rows, tables and what engine.python_path and engine.nccl.library name are mounted without being listed.",
     )
+
+
+def unmountable(settings: Settings) -> Iterator[str]:
+    """Paths elsewhere in the settings that podman's --mount cannot name; sentences."""
+    named = {
+        "checkpoint.path": settings.checkpoint.path,
+        "pack.directory": settings.pack.directory,
+        "supervisor.run_dir": settings.supervisor.run_dir,
+        "engine.nccl.library": settings.engine.nccl.library or "",
+        **{f"engine.python_path.{i}": path for i, path in enumerate(settings.engine.python_path)},
+    }
+    for name, path in named.items():
+        if "," in path or '"' in path:
+            yield f"{name} has a comma or a quote, and podman cannot mount such a path into engine.container"
