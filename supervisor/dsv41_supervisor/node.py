@@ -183,7 +183,7 @@ class NodeAgent:
         self._heard_head_at_s = time.monotonic()
         async with self._stop_lock:
             await self.look()
-            waiting = self.waiting
+            waiting = self.waiting or (keep_waiting and await self._about_to_ask())
             self._ending = self.leases.boot.id if self.leases.boot is not None else None
             try:
                 self.lease.happens(Stop(self.leases.highest_generation if generation is None else generation, why))
@@ -245,6 +245,13 @@ class NodeAgent:
     def waiting(self) -> bool:
         """A rank's process waits to be admitted; there is no engine yet."""
         return self.rank.state is RankState.CHECKING and not self._admitted.is_set()
+
+    async def _about_to_ask(self) -> bool:
+        """Somebody has started the rank's unit, and its process has not come to ask yet."""
+        if self.started_by_order or self.rank.state not in (RankState.ABSENT, *ENDED):
+            return False
+        status = await self.units.status(rank_unit(self.rank_number))
+        return status.state is UnitState.ACTIVE and not (report_dir(self.settings, self.node) / PLAN).exists()
 
     async def knocked(self, rank: int) -> None:
         """A rank's process asks to start. Raises Dsv41Error for a rank of another node."""

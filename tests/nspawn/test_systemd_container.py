@@ -77,6 +77,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, demo_checkpoint: Path, demo_r
         refused = machine.run("systemctl", "start", "dsv41-rank@0", check=False, timeout_s=120)
         assert refused.returncode != 0
         wait_for(lambda: "container-image" in json.dumps(node.status()), "the missing image to be refused", 30, node)
+        wait_for(lambda: node.status().get("state") == "failed", "all of that boot to be stopped", 60, node)
 
         write_image(machine.shared / "image.tar")
         machine.run("podman", "import", f"{SHARED}/image.tar", f"{NAME}:test")

@@ -12,13 +12,16 @@ import pytest
 from dsv41_supervisor.changes import Changes
 from dsv41_supervisor.fleet import origin as origin_module
 from dsv41_supervisor.fleet.adopt import adopt
+from dsv41_supervisor.fleet.controller import FleetController
 from dsv41_supervisor.fleet.crew import Crew
 from dsv41_supervisor.fleet.judge import Seen
+from dsv41_supervisor.fleet.orders import FleetState
 from dsv41_supervisor.fleet.origin import origin
 from dsv41_supervisor.fleet.record import FleetRecord
-from dsv41_supervisor.node import NodeAgent
-from dsv41_supervisor.rank.plan import Boot
+from dsv41_supervisor.node import NodeAgent, clear_reports
+from dsv41_supervisor.rank.plan import PLAN, Boot, report_dir
 from dsv41_supervisor.settings import parse
+from dsv41_supervisor.units import UnitState, UnitStatus
 from dsv41_supervisor.units.process import ProcessUnits, UnitDefinition
 
 from tests.unit.fleets import good, with_value
@@ -89,6 +92,47 @@ async def test_a_newer_boot_that_this_head_began_is_not_another_heads(tmp_path: 
     else:
         assert why_not == f"another head has begun {newer.id}: spark1 says so"
     await crew.close()
+    await agent.close()
+
+
+class _StartedByHand(ProcessUnits):
+    """A rank's unit whose process is still on its way to ask for admission."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(_no_unit, tmp_path)
+        self.stopped: list[str] = []
+
+    async def status(self, unit: str) -> UnitStatus:
+        return UnitStatus(unit, UnitState.INACTIVE if self.stopped else UnitState.ACTIVE)
+
+    async def stop(self, unit: str, timeout_s: float) -> UnitStatus:
+        self.stopped.append(unit)
+        return await self.status(unit)
+
+
+@pytest.mark.parametrize("plan_is_there", [False, True])
+async def test_what_is_left_of_a_boot_goes_without_the_start_that_somebody_waits_for(
+    tmp_path: Path, plan_is_there: bool
+) -> None:
+    """`systemctl start dsv41-rank@0` right after the head's supervisor was restarted was cancelled (CI, 2026-11-30)."""
+    document = with_value("supervisor.state_dir", str(tmp_path))
+    document["supervisor"]["run_dir"] = str(tmp_path / "run")
+    settings = parse(json.dumps(document))
+    units = _StartedByHand(tmp_path)
+    agent = NodeAgent(settings, "spark1", units)
+    await agent.look()
+    controller = FleetController(settings, agent, "a-key-of-the-fleet-0123456789abcdef")
+    controller.record.boot, controller.record.generation = BOOT, BOOT.generation
+    if plan_is_there:
+        clear_reports(report_dir(settings, "spark1"))
+        (report_dir(settings, "spark1") / PLAN).write_text("{}")
+    await asyncio.wait_for(controller._adopt(), 60)
+    assert units.stopped == (["dsv41-rank@0"] if plan_is_there else [])
+    assert controller.state is FleetState.DOWN and controller.record.boot is None
+    assert not agent.waiting
+    await agent.stop_rank("down was asked for", 1.0)
+    assert units.stopped, "a plain stop leaves nobody waiting"
+    await controller.close()
     await agent.close()
 
 

@@ -288,7 +288,8 @@ class FleetController(FleetOrders):
             return
         self.record.decide(f"boot {boot.id} cannot be adopted; stopping what is left of it", why_not)
         try:
-            await self.crew.stop_all("the boot before cannot be adopted", LOST_GRACE_S)
+            # Whoever starts a rank by hand meanwhile waits for the next boot, and is no part of this one.
+            await self.crew.stop_all("the boot before cannot be adopted", LOST_GRACE_S, keep_waiting=True)
         except Dsv41Error as error:
             log.warning("%s", error)
         self.set_state(FleetState.DOWN, None)

@@ -118,7 +118,6 @@ class EngineProbe:
 
     async def canary(self, timeout_s: float) -> str | None:
         """Ask for one token through all ranks. None when it came back; else why not."""
-        began = time.monotonic()
         try:
             async with self._client().post(
                 f"{self._base}/v1/completions",
@@ -132,7 +131,7 @@ class EngineProbe:
                     return "the one-token canary came back without a token"
                 return None
         except TimeoutError:
-            return f"the one-token canary did not come back within {time.monotonic() - began:.0f} s"
+            return f"the one-token canary did not come back within {timeout_s:g} s"
         except (aiohttp.ClientError, ValueError, KeyError, TypeError) as error:
             return f"the one-token canary failed ({type(error).__name__})"
 
