@@ -51,9 +51,9 @@ class Turn:
     waited_s: float = 0.0
 
     def headers(self) -> dict[str, str]:
-        if not self.position:
-            return {}
-        return {"x-dsv41-queue-position": str(self.position), "x-dsv41-waited-s": f"{self.waited_s:.3f}"}
+        """Of a request that waited, or waits still."""
+        waited = {"x-dsv41-waited-s": f"{self.waited_s:.3f}"} if self.running else {}
+        return {"x-dsv41-queue-position": str(self.position)} | waited if self.position else {}
 
 
 class Full(Exception):

@@ -15,19 +15,21 @@ from aiohttp import web
 
 from ..journal import log
 from . import metrics_waiting, openapi, policy
+from .admission import Turn
 from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
 from .config import GatewayConfig
 from .forward import Forwarder, Job, make_job
 from .keys import ANYONE, Caller, KeyFile, presented_key
-from .meters import Meters
+from .meters import Meters, Use
 from .metrics import Metrics
+from .outlet import ClientGone, Outlet
 from .policy import Body
 from .protocols import Protocol
 from .readiness import Readiness
 from .refuse import Refuse
 from .routes import ROUTES, Route
 from .running import Running
-from .waiting import Lobby
+from .waiting import Lobby, Place
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -210,20 +212,43 @@ class Gateway:
             with self._meters.request(caller, model) as use, self._lobby.place(caller.name) as place:
                 self._lobby.check()  # before the body: nobody uploads for a 503
                 job = await self._job(request, to)
-                turn = await place.wait(use.begin(len(job.encoded)), len(job.encoded)) if to.generates else None
-                now = self._require_ready()
+                out = self._forwarder.outlet(request, job) if job.effective.stream else None
+                try:
+                    turn = await self._turn(place, use, job, out)
+                    now = self._require_ready()
+                except Refuse as refused:
+                    if out is None or out.response is None:
+                        raise
+                    return await self._forwarder.refuse(out, refused.failure)
+                except ClientGone:
+                    self._metrics.clients_gone += 1
+                    assert out is not None
+                    return out.response or web.Response(status=499)  # nobody reads it
                 # No await between this look and the ticket: a boot that ends from now on ends this request.
                 ticket = self._running.open(now.boot)
                 job.upstream = now.upstream or ""
                 job.headers = {"x-dsv41-boot": now.boot or ""} | (turn.headers() if turn is not None else {})
                 use.seen = ticket.seen
-                if job.effective.stream:
+                if out is not None:
                     job.begun = place.begun
-                    return await self._forwarder.stream(request, job, ticket)
+                    return await self._forwarder.stream(out, job, ticket)
                 place.begins_unseen()
                 return await self._forwarder.whole(job, ticket)
 
         return handle
+
+    async def _turn(self, place: Place, use: Use, job: Job, out: Outlet | None) -> Turn | None:
+        """The turn of a request that may go to the engine now. While it waits, its stream shows that it lives."""
+        if not job.route.generates:
+            return None
+
+        async def alive(turn: Turn) -> None:
+            assert out is not None
+            await out.start(job.answer_headers() | turn.headers())
+            await out.keep_alive()
+
+        n_bytes = len(job.encoded)
+        return await place.wait(use.begin(n_bytes), n_bytes, alive if out is not None else None)
 
     async def _job(self, request: web.Request, to: Route) -> Job:
         """The request, read and normalised; the job alone holds it, until the engine has it."""

@@ -152,10 +152,20 @@ class Forwarder:
             if upstream is not None:
                 upstream.close()
 
-    async def stream(self, request: web.Request, job: Job, ticket: Ticket) -> web.StreamResponse:
+    def outlet(self, request: web.Request, job: Job) -> Outlet:
+        """Where this job's stream will come out; it may begin before there is an engine to ask."""
+        observer = Observer(job.route.protocol, Seen(), hide_usage=job.hide_usage)
+        return Outlet(request, self._metrics, job.route.protocol, observer)
+
+    async def refuse(self, out: Outlet, failure: Failure) -> web.StreamResponse:
+        """A request that is not sent on, after its answer has begun."""
+        assert out.response is not None
+        await out.fail(failure, self._timings.farewell_s)
+        return out.response
+
+    async def stream(self, out: Outlet, job: Job, ticket: Ticket) -> web.StreamResponse:
         """Server-sent events: the engine's bytes, unchanged, as fast as the client takes them."""
-        observer = Observer(job.route.protocol, ticket.seen, hide_usage=job.hide_usage)
-        out = Outlet(request, self._metrics, job.route.protocol, observer)
+        out.observer.seen = ticket.seen
         opening: asyncio.Task[aiohttp.ClientResponse] | None = None
         try:
             async with ticket:

@@ -136,7 +136,9 @@ _HEADERS = {
     "x-dsv41-max-tokens-source": "filled or clamped, when it is not what the request said.",
     "x-dsv41-ignored": "What was asked for and is not done here.",
     "x-dsv41-finish": "Of an answer in one piece: stop, length, tool_calls, repetition (and at which token), error.",
-    "x-dsv41-boot": "Which boot of the fleet answered.",
+    "x-dsv41-queue-position": "How many waited when it came, itself included; absent when it never waited.",
+    "x-dsv41-waited-s": "Seconds it waited; absent from a stream that began while it waited.",
+    "x-dsv41-boot": "Which boot of the fleet answered; absent from a stream that began while it waited.",
     "x-request-id": "Name of this request, also in the engine.",
 }
 
@@ -145,7 +147,10 @@ def _post(to: Route) -> dict[str, Any]:
     what, schema = _REQUESTS[to.path]
     answer = _json("The answer.", _ANY)
     if to.generates:
-        answer["description"] = "The answer; with stream: true, the protocol's events. The last one is never missing."
+        answer["description"] = (
+            "The answer; with stream: true, the protocol's events. The last one is never missing. "
+            "A stream that waits begins after 15 s: what is refused then is its error event."
+        )
         answer["content"]["text/event-stream"] = {}  # its events are the protocol's
     answer["headers"] = {
         name: {"schema": {"type": "string"}, "description": told}

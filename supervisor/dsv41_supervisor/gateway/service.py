@@ -92,7 +92,9 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Serving]:
         config.timings.peer_timeout_s,
         on_change=changed,
     )
-    lobby = Lobby(config.lanes, config.patience, lambda: watcher.current)
+    lobby = Lobby(
+        config.lanes, config.patience, lambda: watcher.current, alive_s=config.timings.keep_alive_s
+    )
     forwarder = Forwarder(config.timings, metrics)
     hashed = digest(fleet_key)
     gateway = Gateway(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from .admission import Full, Lanes, Line, Turn
@@ -20,6 +20,9 @@ text, published for four Sparks; never measured here."""
 _PASSES = frozenset({"starting", "recovering", "unknown"})
 """States that end by themselves; `unknown`: the supervisor is silent, or has just been started."""
 _STOPPING = not_ready("The gateway is stopping. Try again in 10 s.", 10.0)
+
+Alive = Callable[[Turn], Awaitable[None]]
+"""Tells a client that its request still waits. What it raises ends the wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,10 @@ class Place:
         self._tokens = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait(self, tokens: float, n_bytes: int) -> Turn:
-        """Returns when the engine is ready and it is this request's turn. Raises Refuse."""
+    async def wait(self, tokens: float, n_bytes: int, alive: Alive | None = None) -> Turn:
+        """Returns when the engine is ready and it is this request's turn. Raises Refuse, and what `alive` raises."""
         self._tokens = tokens
-        self._turn = await self._lobby.enter(self._key, tokens, n_bytes)
+        self._turn = await self._lobby.enter(self._key, tokens, n_bytes, alive)
         return self._turn
 
     def begun(self) -> None:
@@ -102,13 +105,16 @@ class Lobby:
         patience: Patience,
         readiness: Callable[[], Readiness],
         clock: Callable[[], float] = time.monotonic,
+        alive_s: float | None = None,
     ) -> None:
+        """`alive_s`: seconds between two signs of life to those who wait."""
         self.line = Line(lanes)
         self.line.set_open(readiness().ready)
         self.waits = Waits()
         self._patience = patience
         self._readiness = readiness
         self._clock = clock
+        self._alive_s = alive_s
         self._waiters: dict[Turn, _Waiter] = {}
         self._stopping = False
 
@@ -149,7 +155,7 @@ class Lobby:
         hold_s = self._patience.hold_s
         return hold_s > 0 and now.state in _PASSES and (was_held or now.retry_after_s <= hold_s)
 
-    async def enter(self, key: str, tokens: float, n_bytes: int) -> Turn:
+    async def enter(self, key: str, tokens: float, n_bytes: int, alive: Alive | None = None) -> Turn:
         """The turn of a request that may go now, to be given to `leave`. Raises Refuse."""
         began, first_position = self._clock(), 0
         while True:
@@ -157,7 +163,7 @@ class Lobby:
             turn = self._arrive(now, key, tokens, n_bytes)
             first_position = first_position or turn.position
             if not turn.running:
-                await self._wait(turn, self._patience.queue_s if now.ready else self._patience.hold_s)
+                await self._wait(turn, self._patience.queue_s if now.ready else self._patience.hold_s, alive)
             if self._readiness().ready:
                 break
             self.leave(turn)  # the fleet was lost between the call and now
@@ -191,11 +197,13 @@ class Lobby:
             self._waiters[given_way].refuse(self._overloaded(message, "queue_full"))
         return turn
 
-    async def _wait(self, turn: Turn, seconds: float) -> None:
+    async def _wait(self, turn: Turn, seconds: float, alive: Alive | None) -> None:
         waiter = self._waiters[turn] = _Waiter(turn)
         try:
             async with waiter.limit:
                 waiter.wait_at_most(seconds)
+                while alive and not (await asyncio.wait({waiter.called}, timeout=self._alive_s))[0]:
+                    await alive(turn)
                 await waiter.called
         except TimeoutError:
             self.waits.ended["timeout"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from dsv41_supervisor.gateway.admission import Lanes
 from dsv41_supervisor.gateway.readiness import Readiness
 from dsv41_supervisor.gateway.waiting import Lobby, Patience
 
-from tests.unit.gateway.conftest import KEY
+from tests.unit.gateway.conftest import DONE, KEY, chunk_event
 
 OTHER = "another-key-of-the-tests-987654"
 LONG = "word " * 200  # 1000 bytes; short_tokens is 100 here
@@ -137,6 +138,7 @@ async def test_a_client_that_leaves_at_the_engine_gives_its_place_to_the_next(st
     fleet.engine.behave = fleet.engine.stalls
     first, second = asked(fleet, "first", stream=True), asked(fleet, "second", stream=True)
     await until_waiting(fleet, 1)
+    await fleet.until(lambda: fleet.engine.seen)
     (first if at_engine(fleet) == ["first"] else second).cancel()
     await fleet.until(lambda: len(fleet.engine.seen) == 2)
     fleet.engine.release.set()
@@ -185,6 +187,95 @@ async def test_the_line_is_told_when_the_fleet_is_lost(start: Any) -> None:
     status, headers, raw = await waiting
     assert status == 503 and headers["Retry-After"] == "12" and b"rank 2 on spark3 was lost" in raw
     assert (await running)[0] == 502 and len(fleet.engine.seen) == 1
+
+
+# --- signs of life
+
+REQUESTS = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hi"}]}, b": keep-alive\n\n"),
+    "/v1/completions": ({"prompt": "hi"}, b": keep-alive\n\n"),
+    "/v1/responses": ({"input": "hi"}, b": keep-alive\n\n"),
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
+        b'event: ping\ndata: {"type": "ping"}\n\n',
+    ),
+}
+
+
+def code_of(event: bytes) -> str:
+    """Of the error event with which a stream ends, in any protocol."""
+    assert event.endswith(b"\n\n")
+    return str(json.loads(event[event.rindex(b"data: ") + 6 :])["error"]["code"])
+
+
+async def test_a_stream_that_waits_in_the_line_shows_that_it_lives_and_is_served_then(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=1), keep_alive_s=0.05)
+    fleet.engine.behave = fleet.engine.hangs
+    running = asked(fleet)
+    await fleet.until(lambda: fleet.engine.seen)
+    async with fleet.post(stream=True) as response:
+        assert response.status == 200 and response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["x-dsv41-queue-position"] == "1" and "x-dsv41-waited-s" not in response.headers
+        assert response.headers["x-dsv41-max-tokens"] == "32768" and response.headers["x-request-id"]
+        for _ in range(2):
+            assert await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5) == b": keep-alive\n\n"
+        assert len(fleet.engine.seen) == 1
+        fleet.engine.release.set()
+        rest = await response.read()
+    assert (await running)[0] == 200
+    assert rest.replace(b": keep-alive\n\n", b"") == chunk_event("vierzig") + chunk_event("zwei") + DONE
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_refusal_after_the_stream_has_begun_is_its_protocols_error_event(start: Any, path: str) -> None:
+    fleet = await start(patience=Patience(hold_s=60), keep_alive_s=0.05)
+    fleet.supervisor.lose_rank()
+    await fleet.until_ready(False)
+    body, sign = REQUESTS[path]
+    async with fleet.post(path, stream=True, **body) as response:
+        assert response.status == 200
+        assert await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5) == sign
+        fleet.supervisor.say(ready=False, state="failed", reason="gave up after 5 recoveries")
+        rest = (await response.read()).replace(sign, b"")
+    assert rest.count(b"\n\n") == 1 and b"gave up after 5 recoveries" in rest and code_of(rest) == "fleet_not_ready"
+    assert rest.startswith(b"data: " if "completions" in path else b"event: error\n")
+    assert "dsv41_gateway_streams_cut_total 1\n" in await fleet.metrics() and fleet.engine.seen == []
+
+
+async def test_a_stream_that_waits_too_long_says_so_in_its_last_event(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=1), patience=Patience(queue_s=0.3), keep_alive_s=0.05)
+    fleet.engine.behave = fleet.engine.hangs
+    running = asked(fleet)
+    await fleet.until(lambda: fleet.engine.seen)
+    status, _, raw = await ask(fleet, stream=True)
+    assert status == 200 and code_of(raw) == "queue_timeout"
+    fleet.engine.release.set()
+    assert (await running)[0] == 200
+
+
+async def test_a_stream_refused_before_it_has_begun_keeps_its_status(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=1), patience=Patience(queue_s=0.05), keep_alive_s=60)
+    fleet.engine.behave = fleet.engine.hangs
+    running = asked(fleet)
+    await fleet.until(lambda: fleet.engine.seen)
+    status, headers, raw = await ask(fleet, stream=True)
+    assert status == 503 and headers["Retry-After"] and b'"queue_timeout"' in raw
+    fleet.engine.release.set()
+    assert (await running)[0] == 200
+
+
+async def test_a_client_that_leaves_after_a_sign_of_life_gives_its_place_back(start: Any) -> None:
+    fleet = await start(patience=Patience(hold_s=60), keep_alive_s=0.05)
+    fleet.supervisor.lose_rank()
+    await fleet.until_ready(False)
+    async with fleet.post(stream=True) as response:
+        await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5)
+        await until_waiting(fleet, 1)
+        response.close()
+    await until_waiting(fleet, 0)
+    fleet.supervisor.say(ready=True, state="serving", boot="boot-2", reason=None)
+    assert (await ask(fleet, "stays"))[0] == 200 and at_engine(fleet) == ["stays"]
+    assert 'dsv41_gateway_waits_total{end="gone"} 1\n' in await fleet.metrics()
 
 
 # --- over a recovery
