@@ -100,6 +100,8 @@ def encode(body: Body) -> bytes:
         ) from None
     except ValueError:
         raise policy.BadRequest("a number is too large.") from None
+    except RecursionError:  # writing needs a little more room than reading did
+        raise policy.BadRequest("the body is nested too deeply.") from None
 
 
 def make_job(route: Route, asked: Body, limits: policy.Limits, request_id: str) -> Job:

@@ -70,7 +70,7 @@ def _check_blocks(content: object, where: str) -> None:
         if not isinstance(block, dict):
             raise BadRequest(f"{at} is not an object with a type.", at)
         kind = block.get("type")
-        if kind not in BLOCKS:
+        if not isinstance(kind, str) or kind not in BLOCKS:  # a list has no hash
             raise BadRequest(
                 f"{at} is of type {str(kind)[:40]}, which this engine cannot read: send text, or an image as base64.",
                 at,

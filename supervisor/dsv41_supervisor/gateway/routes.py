@@ -31,7 +31,7 @@ class Route:
             return body, {"x-override-rid": request_id}, (request_id,)
         name = f"resp_{request_id}" if self.protocol is Protocol.RESPONSES else request_id
         prompts = body.get("prompt")
-        batch = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 0
+        batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 0
         return body | {self.name_field: name}, {}, (name, *(f"{name}_{i}" for i in range(batch)))
 
 
