@@ -1,5 +1,5 @@
 # `make demo` runs a whole fleet on this machine; `make test` passes the tests. Everything is kept in .venv/,
-# .venv-engine/ and .demo/ of this folder, and `make clean` takes it away again.
+# .venv-engine/, .venv-clients/ and .demo/ of this folder, and `make clean` takes it away again.
 PYTHON ?= python3
 DSV41 := .venv/bin/dsv41
 .DEFAULT_GOAL := help
@@ -18,19 +18,23 @@ help:
 	@$(PYTHON) tools/make_venv.py
 FORCE:
 
+# LiteLLM, schemathesis and other clients that tests run against the gateway.
+.venv-clients: .venv FORCE
+	@$(PYTHON) tools/make_clients.py
+
 engine: .venv
 	@$(DSV41) demo --prepare-only
 
 demo: .venv
 	@$(DSV41) demo $(ARGS) || { status=$$?; [ $$status -eq 130 ] || exit $$status; }
 
-test: .venv engine
+test: .venv engine .venv-clients
 	.venv/bin/pytest $(ARGS)
 
-test-fast: .venv
+test-fast: .venv .venv-clients
 	.venv/bin/pytest --ignore=tests/engine $(ARGS)
 
-test-engine: .venv engine
+test-engine: .venv engine .venv-clients
 	.venv/bin/pytest tests/engine $(ARGS)
 
 test-nix: .venv
@@ -68,4 +72,4 @@ schema: .venv
 	@$(PYTHON) tools/option_reference.py
 
 clean:
-	rm -rf .venv .venv-engine .demo
+	rm -rf .venv .venv-engine .venv-clients .demo

@@ -28,3 +28,13 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_revision(demo_checkpoint: Path) -> str:
     return str(json.loads((demo_checkpoint / "dsv41-checkpoint.json").read_text())["revision"])
+
+
+@pytest.fixture(scope="session")
+def clients_python() -> Path:
+    """The Python of the clients' environment; their commands are beside it. Never skipped: only the clients of others
+    show what is promised to them."""
+    python = ROOT / ".venv-clients" / "bin" / "python"
+    if not (python.parents[1] / "dsv41.stamp").exists():
+        pytest.fail(f"{python} does not exist or is half made, so no client can be run. Run `make .venv-clients` once.")
+    return python
