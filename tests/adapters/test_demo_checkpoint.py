@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,11 +64,9 @@ def test_it_is_the_same_checkpoint_every_time_and_another_with_another_seed(chec
 
 def test_a_finished_checkpoint_is_left_alone(checkpoint: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in checkpoint.iterdir()}
-    started = time.monotonic()
     done = make(checkpoint, "--json")
     assert json.loads(done.stdout)["written"] is False
     assert {path.name: path.stat().st_mtime_ns for path in checkpoint.iterdir()} == before
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("fault", ["byte", "short", "missing", "seed"])

@@ -26,7 +26,7 @@ async def test_a_frozen_rank_process_and_a_frozen_launcher_are_noticed_killed_an
         raw["recovery"] |= {"backoff_s": 0, "max_recoveries": 20}
 
     cases = [
-        ("rank process", 1, "its process is frozen: no report for 1[5-9] s"),
+        ("rank process", 1, "its process is frozen: no report for"),
         ("launcher", 0, "the one-token canary|the engine does not answer"),
         ("scheduler", 0, "the one-token canary|the engine does not answer"),
     ]
@@ -38,7 +38,7 @@ async def test_a_frozen_rank_process_and_a_frozen_launcher_are_noticed_killed_an
             fault = Fault(
                 f"SIGSTOP of the {which} of rank {rank}",
                 sees="503, then answers again",
-                journal=f"{said.split('|')[0].replace('1[5-9]', '15')} (RANK_LOST)",
+                journal=f"{said.split('|')[0]} … (RANK_LOST)",
             )
             kill(pid, signal.SIGSTOP)
             await fleet.until(lambda s: s["state"] == "recovering", f"the frozen {which} was noticed", 60)

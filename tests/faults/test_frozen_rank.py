@@ -27,6 +27,6 @@ async def test_a_frozen_worker_is_noticed_by_the_canary(tmp_path: Path, demo_che
             journal="the one-token canary did not come back within … (RANK_LOST)",
         )
         kill(fleet.engine_process(2, "scheduler"), signal.SIGSTOP)
-        lost = await fleet.until(lambda s: s["state"] == "recovering", "the freeze was noticed", 15)
+        lost = await fleet.until(lambda s: s["state"] == "recovering", "the freeze was noticed", 60)
         assert "the one-token canary did not come back within 2 s" in lost["reason"]
-        fault.report(await fleet.until(lambda s: s["state"] == "serving", "the fleet came back"))
+        fault.report(await fleet.until(lambda s: s["state"] == "serving", "the fleet came back", 60))

@@ -38,18 +38,18 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
 
 
 async def _line(tmp_path: Path, start: str) -> str:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         lines = (tmp_path / "unit.log").read_text().splitlines()
         for line in lines:
             if line.startswith(start):
                 return line
         await asyncio.sleep(0.02)
-    raise AssertionError(f"no line {start!r} within 10 s")
+    raise AssertionError(f"no line {start!r} within 60 s")
 
 
 async def _gone(pid: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (found := read(pid)) is not None and found.state != "Z":
         assert time.monotonic() < deadline, f"process {pid} still lives"
         await asyncio.sleep(0.02)
@@ -62,7 +62,7 @@ async def test_a_zombie_whose_threads_still_live_is_not_taken_for_gone(tmp_path:
     await _line(tmp_path, "headless")
     pid = (await units.status("u")).main_pid
     assert pid is not None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (found := read(pid)) is None or found.state != "Z":
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.02)
@@ -77,7 +77,7 @@ async def test_orphans_that_end_are_reaped(tmp_path: Path) -> None:
     child = int((await _line(tmp_path, "child")).split()[1])
     assert child in (await units.status("u")).members
     await units.stop("u", 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while read(child) is not None:
         assert time.monotonic() < deadline, "the orphan is still there as a zombie"
         await asyncio.sleep(0.05)

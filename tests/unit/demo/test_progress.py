@@ -56,13 +56,16 @@ def test_nodes_are_rows_of_the_stage_that_runs_and_end_with_it(out: io.StringIO)
 
 
 def test_times_of_stages_are_kept_and_the_slowest_node_counts(out: io.StringIO) -> None:
+    took_s: list[float] = []
     with Progress(out) as progress:
         for node, seconds in (("spark1", 0.06), ("spark2", 0.01)):
+            began = time.monotonic()
             with progress.stage("pack", node):
                 time.sleep(seconds)
+            took_s.append(time.monotonic() - began)
         with progress.stage("answer", quiet=True) as stage:
             stage.update("not shown")
-    assert 0.06 <= progress.took_s["pack"] < 1
+    assert 0.06 <= progress.took_s["pack"] <= max(took_s)
     assert "answer" in progress.took_s and "answer" not in out.getvalue()
 
 

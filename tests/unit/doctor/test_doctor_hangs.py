@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -48,9 +49,11 @@ async def test_a_reader_that_never_returns_is_named_and_costs_only_its_own_facts
     monkeypatch.setattr(module, reader, lambda *_, **__: gate.wait())
     async with asyncio.timeout(LONG_S):
         facts = await read_host(fleet, fleet.fleet.head, Standing(), BoundedReads(), 2.0)
-    assert facts.unread[fact].startswith("waited 2.")
+    # What is said is what was measured: two seconds, and more on a machine under load.
+    waited = re.match(r"waited (\d+\.\d) s", facts.unread[fact])
+    assert waited is not None and float(waited[1]) >= 2.0, facts.unread
     told = [f.what for f in run({HOST: {facts.node: facts}}, fleet) if f.check == "host-unread"]
-    assert any(what.startswith("waited 2.") for what in told)
+    assert any(what.startswith(waited[0]) for what in told)
     if fact != "memory":
         assert facts.memory is not None
     if fact != "kernel":

@@ -13,7 +13,7 @@ async def test_a_reader_that_hangs_is_named_with_how_long_was_waited() -> None:
     gate = threading.Event()
     reads = BoundedReads()
     try:
-        with pytest.raises(Unread, match=r"waited 0\.\d s for the dead mount"):
+        with pytest.raises(Unread, match=r"waited \d+\.\d s for the dead mount"):
             await reads.read("the dead mount", gate.wait, 0.1)
     finally:
         gate.set()
