@@ -30,13 +30,15 @@ async def test_requests_sent_during_a_recovery_are_answered_after_it(tmp_path: P
             sees="the answer, after the recovery",
             journal="rank N failed: … (RANK_LOST); recovering: … (RECOVERY_STARTED)",
         )
+        # Time enough for all three to be seen waiting at once.
+        fleet.script({"all": {"phase_s": {"weights": 3}}})
         kill(fleet.engine_process(1, "scheduler"))
-        await fleet.until(lambda s: s["state"] == "recovering", "the loss was noticed", 15)
+        await fleet.until(lambda s: s["state"] == "recovering", "the loss was noticed", 60)
         asked = [asyncio.create_task(fleet.chat()) for _ in range(3)]
         await _held(fleet, 3)
         answers = await asyncio.gather(*asked)
         assert [answer.completion_tokens for answer in answers] == [8, 8, 8]
-        after = await fleet.until(lambda s: s["state"] == "serving", "the fleet came back")
+        after = await fleet.until(lambda s: s["state"] == "serving", "the fleet came back", 60)
         assert after["boot"]["id"] != before["boot"]["id"]
         fault.report(after)
         await _held(fleet, 0)
@@ -48,7 +50,7 @@ async def _held(fleet: Any, n: int) -> None:
     head = settings.fleet.nodes[settings.fleet.head]
     url = f"http://{head.management_address}:{settings.gateway.port}/metrics"
     key = settings.path(settings.fleet.key_file, settings.fleet.head).read_text().strip()
-    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             async with session.get(url, headers={"Authorization": f"Bearer {key}"}) as response:
                 if f"dsv41_gateway_held_requests {n}\n" in await response.text():

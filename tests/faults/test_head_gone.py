@@ -36,7 +36,8 @@ async def test_a_worker_that_lost_its_head_tells_people_itself(tmp_path: Path, d
         while not (told.exists() and told.read_text().endswith("\n") and bundle.entries(directory)):
             assert time.monotonic() < deadline, "neither told nor kept"
             await asyncio.sleep(0.05)
-        events = [json.loads(line) for line in told.read_text().splitlines()]
+        # A machine that is short of memory says so too.
+        events = [e for e in map(json.loads, told.read_text().splitlines()) if not e["kind"].startswith("memory-")]
         assert [(e["kind"], e["told_by"]) for e in events] == [("head-silent", "spark2")]
         (entry,) = bundle.entries(directory)
         assert events[0]["incident"] == entry.name

@@ -19,8 +19,15 @@ async def test_ranks_and_streams_survive_and_the_boot_is_adopted(tmp_path: Path,
         before = await fleet.up()
         assert before["state"] == "serving", before["refusals"]
         ranks = [fleet.rank_process(r) for r in range(3)]
+        first = asyncio.Event()
         got: list[str] = []
-        stream = asyncio.ensure_future(fleet.chat(max_tokens=64, show=got.append))
+
+        def show(text: str) -> None:
+            got.append(text)
+            first.set()
+
+        stream = asyncio.ensure_future(fleet.chat(max_tokens=64, show=show))
+        await asyncio.wait_for(first.wait(), 60)
         supervisor = next(d for d in fleet.demo.daemons if d.node == "spark1" and d.name == "supervisor")
         fault = Fault(
             "SIGKILL of the head's supervisor while serving, restarted",
@@ -31,11 +38,11 @@ async def test_ranks_and_streams_survive_and_the_boot_is_adopted(tmp_path: Path,
         await supervisor.process.wait()
         fleet.demo.daemons.remove(supervisor)
         await fleet.demo.start_daemon("supervisor", "spark1")
-        after = await fleet.until_answering(lambda s: s["state"] == "serving", "the boot was adopted")
+        after = await fleet.until_answering(lambda s: s["state"] == "serving", "the boot was adopted", 60)
         fault.report(after)
         assert after["boot"]["id"] == before["boot"]["id"]
         assert any("adopted boot" in entry["what"] for entry in after["timeline"])
         assert [fleet.rank_process(r) for r in range(3)] == ranks
-        answer = await asyncio.wait_for(stream, 60)
+        answer = await asyncio.wait_for(stream, 120)
         assert answer.finish_reason == "stop"
         assert answer.text == "".join(got)

@@ -19,7 +19,7 @@ async def test_no_rank_outlives_a_boot_that_ended_unexpectedly(tmp_path: Path, d
         assert failed["state"] == "failed"
         assert str(blocked) in " ".join(r["what"] for r in failed["refusals"])
         stopped = await fleet.until(
-            lambda s: all(n["measured"]["n_processes"] == 0 for n in s["nodes"].values()), "nothing runs", 10
+            lambda s: all(n["measured"]["n_processes"] == 0 for n in s["nodes"].values()), "nothing runs", 60
         )
         assert all(node["boot"] is None for node in stopped["nodes"].values())
         await fleet.head.call("POST", "/fleet/down", {})

@@ -30,7 +30,7 @@ async def test_a_node_that_comes_back_is_taken_in_again(tmp_path: Path, demo_che
         kill(fleet.rank_process(0))
         await lost.process.wait()
         fleet.demo.daemons.remove(lost)
-        recovering = await fleet.until(lambda s: s["state"] != "serving", "the loss was noticed", 10)
+        recovering = await fleet.until(lambda s: s["state"] != "serving", "the loss was noticed", 60)
         assert recovering["state"] == "recovering"
         await fleet.demo.start_daemon("supervisor", "spark2")
         after = await fleet.until(lambda s: s["state"] in ("serving", "failed"), "it serves again", 60)

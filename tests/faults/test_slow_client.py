@@ -27,7 +27,7 @@ async def test_slow_clients_are_closed_and_others_are_answered_meanwhile(tmp_pat
         clients = [asyncio.ensure_future(_trickle(fleet)) for _ in range(N_CLIENTS)]
         try:
             while not all(client.done() for client in clients):
-                status = await asyncio.wait_for(fleet.status(), 10)
+                status = await fleet.status()
                 assert (status["state"], status["boot"]) == ("serving", before["boot"])
                 await asyncio.sleep(0.5)
         finally:
@@ -37,7 +37,7 @@ async def test_slow_clients_are_closed_and_others_are_answered_meanwhile(tmp_pat
         lasted = [client.result() for client in clients]
         # Closed by the supervisor and not by us, and not before their time.
         assert all(seconds is not None for seconds in lasted), lasted
-        assert min(lasted) >= HEAD_S - 1, min(lasted)  # type: ignore[type-var]
+        assert min(lasted) >= HEAD_S, min(lasted)  # type: ignore[type-var]
         fault.report()
 
 
@@ -45,8 +45,9 @@ async def _trickle(fleet: FleetUnderTest) -> float | None:
     """Seconds until the supervisor closed; None when it never did."""
     here = fleet.settings.fleet.nodes["spark1"]
     loop = asyncio.get_running_loop()
-    reader, writer = await asyncio.open_connection(str(here.management_address), here.supervisor_port)
+    # Before it connects: a busy test process hears of the connection later than the supervisor.
     began = loop.time()
+    reader, writer = await asyncio.open_connection(str(here.management_address), here.supervisor_port)
     ended = asyncio.ensure_future(reader.read())
     try:
         for byte in b"GET /status HTTP/1.1\r\nX-Slow: " + b"a" * 60:

@@ -51,7 +51,7 @@ async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
                 journal="cannot write …: No space left on device",
             )
             kill(fleet.engine_process(1, "scheduler"))
-            await fleet.until(lambda s: s["state"] == "recovering", "the loss was noticed", 20)
+            await fleet.until(lambda s: s["state"] == "recovering", "the loss was noticed", 60)
             after = await fleet.until(lambda s: s["state"] in ("serving", "failed"), "it serves again", 60)
             assert after["state"] == "serving", after["reason"]
             assert after["boot"]["generation"] > before["boot"]["generation"]
@@ -59,7 +59,7 @@ async def test_a_full_state_drive_costs_memory_of_the_past_and_nothing_else(
             # Each node tells what it could not write when it has tried, which may be after the fleet serves again.
             after = await fleet.until(
                 lambda s: all(any("No space left" in w for w in n["warnings"]) for n in s["nodes"].values()),
-                "every node warns", 20,
+                "every node warns", 60,
             )  # fmt: skip
             for node in ("spark1", "spark2", "spark3"):
                 await fleet.said(node, "cannot write .*node.json: No space left on device")
@@ -121,7 +121,7 @@ async def test_an_order_that_cannot_be_written_down_is_refused_and_down_is_not(
             assert code == 69 and "up is refused: cannot write" in text and "Traceback" not in text, text
             for filler in fillers:
                 filler.unlink()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while _record(drive)["wanted"] != "down":
                     await asyncio.sleep(0.1)
             await fleet.until(lambda s: s["unwritten"] is None, "it is on disk")

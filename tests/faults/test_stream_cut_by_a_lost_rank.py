@@ -7,7 +7,6 @@ What the user sees: tokens so far, then an SSE error event that says that the en
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,12 @@ async def test_a_stream_that_loses_its_engine_ends_with_an_error_event(tmp_path:
             first.set()
 
         stream = asyncio.ensure_future(fleet.chat(max_tokens=600, show=show))
-        await asyncio.wait_for(first.wait(), 20)
-        killed_at = time.monotonic()
+        await asyncio.wait_for(first.wait(), 60)
         kill(fleet.engine_process(1, "scheduler"))
         with pytest.raises(Dsv41Error, match="the stream ended with an error") as caught:
-            await asyncio.wait_for(stream, 10)
-        assert time.monotonic() - killed_at < 5
+            # It would have gone on for minutes. How soon it ends is what tests/engine/test_engine_fleet.py measures.
+            await asyncio.wait_for(stream, 60)
         assert "lost" in str(caught.value)
         assert got
-        await fleet.until(lambda s: s["state"] == "serving", "the fleet came back")
+        await fleet.until(lambda s: s["state"] == "serving", "the fleet came back", 60)
         assert (await fleet.chat(max_tokens=4)).completion_tokens == 4
