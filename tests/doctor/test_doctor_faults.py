@@ -20,7 +20,8 @@ import pytest
 
 from tests.doctor.conftest import Patient, Visit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
+"""Room for several visits of a machine under load."""
 
 
 def _until(holds: Callable[[], bool], what: str) -> None:
@@ -231,7 +232,7 @@ def test_a_supervisor_that_is_frozen_is_a_finding_and_no_hang(patient: Patient) 
     daemon = next(d for d in patient.fleet.demo.daemons if d.name == "supervisor" and d.node == "spark3")
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
-        visit = patient.visit(title="A node's supervisor is frozen (spark3)", bound_s=5)
+        visit = patient.visit(title="A node's supervisor is frozen (spark3)", bound_s=10)
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
     assert visit.status == 69
@@ -294,12 +295,12 @@ def test_a_gateway_that_is_frozen_is_named_and_one_that_only_waits_for_the_fleet
     daemon = next(d for d in patient.fleet.demo.daemons if d.name == "gateway")
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
-        visit = patient.visit(title="The gateway is frozen (spark1)", bound_s=5)
+        visit = patient.visit(title="The gateway is frozen (spark1)", bound_s=10)
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
     assert visit.bad == {("gateway-answers", "spark1", None)}
     assert visit.status == 1
-    assert "does not answer within 4.5 s" in visit.sentence("gateway-answers", "spark1")
+    assert "does not answer within 9.5 s" in visit.sentence("gateway-answers", "spark1")
     # The ranks are down all the while, so it says 503.
     assert patient.visit().bad == set()
 

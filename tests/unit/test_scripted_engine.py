@@ -27,12 +27,19 @@ ENGINE = Path(__file__).parents[2] / "demo" / "scripted_engine.py"
 READY = "The server is fired up and ready to roll!"
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"
         time.sleep(0.02)
     return value
+
+
+def stands(value: Callable[[], float], seconds: float) -> bool:
+    """Whether it is the same some time later."""
+    before = value()
+    time.sleep(seconds)
+    return value() == before
 
 
 class Ranks:
@@ -86,13 +93,13 @@ class Ranks:
         (pid,) = (pid for pid in children(self.processes[rank].pid) if comm(pid) == name)
         return pid
 
-    def get(self, rank: int, path: str, timeout: float = 5.0) -> tuple[int, str]:
+    def get(self, rank: int, path: str, timeout: float = 30.0) -> tuple[int, str]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[rank], timeout=timeout)) as c:
             c.request("GET", path)
             answer = c.getresponse()
             return answer.status, answer.read().decode()
 
-    def post(self, path: str, body: dict[str, Any], timeout: float = 10.0) -> tuple[int, str]:
+    def post(self, path: str, body: dict[str, Any], timeout: float = 60.0) -> tuple[int, str]:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[0], timeout=timeout)) as c:
             c.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = c.getresponse()
@@ -106,7 +113,7 @@ class Ranks:
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
-            process.wait(10)
+            process.wait(60)
 
 
 def children(pid: int) -> list[int]:
@@ -155,7 +162,7 @@ class Stream(threading.Thread):
         until(lambda: self.text.count("data: ") >= 3, "first tokens")
 
     def run(self) -> None:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._ranks.ports[0], timeout=20)) as c:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._ranks.ports[0], timeout=60)) as c:
             c.request("POST", "/v1/completions", json.dumps(self._body), {"Content-Type": "application/json"})
             answer = c.getresponse()
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -221,9 +228,9 @@ def test_a_killed_worker_ends_both_ranks_as_sglang_ends(two: Ranks) -> None:
     two.serve()
     stream = Stream(two)
     os.kill(two.child(1), signal.SIGKILL)
-    assert two.processes[1].wait(10) == 0
-    assert two.processes[0].wait(10) == -signal.SIGKILL
-    stream.join(10)
+    assert two.processes[1].wait(60) == 0
+    assert two.processes[0].wait(60) == -signal.SIGKILL
+    stream.join(60)
     assert "[DONE]" not in stream.text and '"finish_reason": "length"' not in stream.text
     assert "terminated with -9" in two.log(1)
     assert "Connection reset by peer" in two.log(0)
@@ -233,13 +240,13 @@ def test_a_lying_head_answers_200_with_a_dead_worker_and_makes_no_token(two: Ran
     two.script(r0={"lie": True})
     two.serve()
     os.kill(two.child(1), signal.SIGKILL)
-    assert two.processes[1].wait(10) == 0
+    assert two.processes[1].wait(60) == 0
     assert two.get(0, "/ready")[0] == two.get(0, "/health")[0] == 200
     with pytest.raises(TimeoutError):
         two.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, timeout=0.7)
     assert two.processes[0].poll() is None
     two.script()
-    assert two.processes[0].wait(10) == -signal.SIGKILL
+    assert two.processes[0].wait(60) == -signal.SIGKILL
 
 
 def test_a_hanging_worker_holds_every_rank_and_all_processes_live(two: Ranks) -> None:
@@ -255,17 +262,17 @@ def test_a_hanging_worker_holds_every_rank_and_all_processes_live(two: Ranks) ->
 
 
 def test_stalled_tokens_are_seen_in_the_counter_that_moves_with_every_step(two: Ranks) -> None:
-    two.script({"tokens_per_s": 400})
+    two.script({"tokens_per_s": 40})
     two.serve()
     decoded = r'realtime_tokens_total\{.*mode="decode"\}'
     stream = Stream(two)
     assert two.metric(r"generation_tokens_total\{.*\}") == 0, "as in SGLang it moves when a request ends"
     two.script({"stall_tokens": True})
-    until(lambda: len({two.metric(decoded) for _ in range(3)}) == 1, "standstill")
+    until(lambda: stands(lambda: two.metric(decoded), 0.3), "standstill")
     assert two.metric(r"num_running_reqs\{.*\}") == 1
     assert two.get(0, "/ready")[0] == 200
     two.script({"tokens_per_s": 4000})
-    stream.join(10)
+    stream.join(60)
     assert stream.text.endswith("data: [DONE]\n\n")
     # As in SGLang: the stream may be over before the scheduler has counted the step that ended it.
     until(lambda: two.metric(decoded) == 400, "count of every token")
@@ -294,7 +301,7 @@ def test_a_stopped_process_stalls_the_fleet_as_a_collective_does(two: Ranks) -> 
 def test_it_ends_where_and_how_it_is_told(one: Ranks, script: dict[str, Any], status: int) -> None:
     one.script(r0=script)
     one.start()
-    assert one.processes[0].wait(10) == status
+    assert one.processes[0].wait(60) == status
     if status == 78:
         assert next(str(value) for value in [*script.values(), *script] if isinstance(value, str)) in one.log(0)
 
@@ -314,8 +321,8 @@ def test_a_death_can_wait_for_the_middle_of_a_stream(one: Ranks) -> None:
     one.serve()
     stream = Stream(one)
     one.script({"die_after_tokens": 20})
-    assert one.processes[0].wait(10) == -signal.SIGKILL
-    stream.join(10)
+    assert one.processes[0].wait(60) == -signal.SIGKILL
+    stream.join(60)
     assert stream.text.count("data: ") > 3 and "[DONE]" not in stream.text
 
 
@@ -325,19 +332,19 @@ def test_sigterm_of_a_worker_waits_for_the_head_and_that_of_the_head_for_what_ru
     two.processes[1].terminate()
     two.wait_for(1, "waiting for the rank-0 ShutdownReq broadcast")
     two.processes[0].terminate()
-    assert two.processes[0].wait(10) == 0
-    assert two.processes[1].wait(10) == 0
-    stream.join(5)
+    assert two.processes[0].wait(60) == 0
+    assert two.processes[1].wait(60) == 0
+    stream.join(60)
     assert stream.text.endswith("data: [DONE]\n\n")
 
 
 def test_sigterm_while_loading_ends_it_at_once_with_its_children(one: Ranks) -> None:
-    one.script({"phase_s": {"weights": 60}})
+    one.script({"phase_s": {"weights": 600}})
     one.start()
     one.wait_for(0, "Load weight begin")
     scheduler = one.child(0)
     one.processes[0].terminate()
-    assert one.processes[0].wait(5) == -signal.SIGTERM
+    assert one.processes[0].wait(60) == -signal.SIGTERM
     until(lambda: comm(scheduler) != "sglang::schedul", "end of the scheduler")
 
 
@@ -357,4 +364,4 @@ def test_a_taken_port_is_in_its_log_and_it_goes_on_without_serving(one: Ranks) -
         one.wait_for(0, "address already in use")
         assert one.processes[0].poll() is None
         one.processes[0].terminate()
-        one.processes[0].wait(10)
+        one.processes[0].wait(60)
