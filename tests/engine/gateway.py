@@ -22,7 +22,7 @@ from tests.harness.ports import free_port
 
 KEY = "a-key-for-the-tests-0123456789"
 FLEET_KEY = "f" * 64
-START_S = 30.0
+START_S = 90.0
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Fleet:
         self.say(ready=True, state="serving", boot=f"boot-{self.says['version']}", reason=None, retry_after_s=0.0)
         deadline = time.monotonic() + START_S
         while True:
-            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(self.url + "/ready", timeout=5):
+            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(self.url + "/ready", timeout=60):
                 return
             assert time.monotonic() < deadline, f"the gateway is not ready {START_S:g} s after its fleet"
             time.sleep(0.05)

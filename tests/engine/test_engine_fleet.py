@@ -71,10 +71,14 @@ async def _rows_come_from_the_row_stores(fleet: FleetUnderTest) -> None:
     for node in status["nodes"].values():
         assert node["rank"]["armed"] == {"engram_nvme": "engaged"}
         assert node["measured"]["counters"]["engram_rows_read"] > 0
-    # Every head of every layer is owned by exactly one rank, so together they read each row once.
-    lookups = {n["measured"]["counters"]["engram_lookups"] for n in status["nodes"].values()}
-    rows = sum(n["measured"]["counters"]["engram_rows_read"] for n in status["nodes"].values())
-    assert {rows} == lookups
+
+    def each_row_once(status: dict[str, Any]) -> bool:
+        """Every head of every layer is owned by exactly one rank, so together they read each row once."""
+        counters = [node["measured"]["counters"] for node in status["nodes"].values()]
+        return {sum(c["engram_rows_read"] for c in counters)} == {c["engram_lookups"] for c in counters}
+
+    # Between two steps: a canary every two seconds counts too, and a worker ends its step after rank 0 answered.
+    await fleet.until(each_row_once, "counters of one and the same step", 60)
 
 
 async def _either_spelling_turns_thinking_on(fleet: FleetUnderTest) -> None:
@@ -107,15 +111,13 @@ async def _kill_in_the_middle_of_a_stream(fleet: FleetUnderTest) -> dict[str, fl
         timeline["stream_ended_s"] = time.monotonic() - killed_at
 
     async def noticed() -> None:
-        await fleet.until(lambda s: s["state"] == "recovering", "the kill was noticed", 10)
-        timeline["noticed_s"] = time.monotonic() - killed_at
+        await fleet.until(lambda s: s["state"] == "recovering", "the kill was noticed", 60)
         status, body = await _post(fleet, {"max_tokens": 1})
         assert status == 503
         assert body["error"]["message"]
         timeline["answered_503_s"] = time.monotonic() - killed_at
 
-    await asyncio.wait_for(asyncio.gather(stream_ends(), noticed()), 30)
-    assert timeline["noticed_s"] <= NOTICED_S
+    await asyncio.wait_for(asyncio.gather(stream_ends(), noticed()), 120)
     after = await fleet.until(
         lambda s: s["state"] == "failed" or (s["state"] == "serving" and s["boot"]["id"] != old_boot),
         "the fleet came back",
@@ -125,6 +127,10 @@ async def _kill_in_the_middle_of_a_stream(fleet: FleetUnderTest) -> dict[str, fl
     timeline["serving_again_s"] = time.monotonic() - killed_at
     stopped = [e["at"] for e in after["timeline"] if e["what"] == "all ranks stopped" and e["at"] > killed_on_clock]
     timeline["all_stopped_s"] = stopped[0] - killed_on_clock
+    # By the head's own clock: this test shares two cores with engines that stop and start.
+    lost = [e["at"] for e in after["timeline"] if e["what"].startswith("lost: ") and e["at"] > killed_on_clock]
+    timeline["noticed_s"] = lost[0] - killed_on_clock
+    assert timeline["noticed_s"] <= NOTICED_S
     return {name: round(value, 2) for name, value in timeline.items()}
 
 

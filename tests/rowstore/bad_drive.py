@@ -87,7 +87,7 @@ def expected(checkpoint, layer, ids):
     return checkpoint.expected(layer, ids, 0, 1, Partition.BALANCED)
 
 
-def wait_until(condition, what, deadline_s=10.0):
+def wait_until(condition, what, deadline_s=60.0):
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen in {deadline_s} s"
