@@ -300,7 +300,7 @@ def test_a_gateway_that_is_frozen_is_named_and_one_that_only_waits_for_the_fleet
         os.kill(daemon.process.pid, signal.SIGCONT)
     assert visit.bad == {("gateway-answers", "spark1", None)}
     assert visit.status == 1
-    assert "does not answer within 9.5 s" in visit.sentence("gateway-answers", "spark1")
+    assert "does not answer within 9 s" in visit.sentence("gateway-answers", "spark1")
     # The ranks are down all the while, so it says 503.
     assert patient.visit().bad == set()
 
