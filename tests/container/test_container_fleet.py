@@ -116,7 +116,7 @@ async def test_what_a_rank_lacks_is_refused_before_the_boot_and_said_by_the_doct
         raw["engine"]["container"]["mounts"].append(str(tmp_path / "tables"))
 
     async with running_fleet(tmp_path, demo_checkpoint, change=change) as fleet:
-        status = await fleet.up(60)
+        status = await fleet.up(120)
         assert status["state"] == "failed"
         said = "\n".join(r["what"] + " " + r["hint"] for r in status["refusals"])
         for node in fleet.settings.fleet.nodes:

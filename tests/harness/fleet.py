@@ -44,7 +44,7 @@ class FleetUnderTest:
     def settings(self):  # type: ignore[no-untyped-def]
         return self.demo.settings
 
-    async def up(self, timeout_s: float = 60) -> dict[str, Any]:
+    async def up(self, timeout_s: float = 120) -> dict[str, Any]:
         await self.head.call("POST", "/fleet/up", {"by": "a test"})
         return await self.until(lambda s: s["state"] in ("serving", "failed"), "up", timeout_s)
 
@@ -52,7 +52,7 @@ class FleetUnderTest:
         return await self.head.call("GET", "/status", timeout_s=15)
 
     async def until(
-        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30
+        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60
     ) -> dict[str, Any]:
         """The first status for which `condition` holds; fails with the last one seen."""
         deadline = time.monotonic() + timeout_s
@@ -71,7 +71,7 @@ class FleetUnderTest:
             await asyncio.sleep(0.05)
 
     async def until_answering(
-        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30
+        self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60
     ) -> dict[str, Any]:
         """As `until`, while the head's supervisor may not answer yet."""
         deadline = time.monotonic() + timeout_s
@@ -129,7 +129,7 @@ class FleetUnderTest:
         """SIGTERM, and see it gone, with the child processes that are its units."""
         daemon = self.supervisor(node)
         kill(daemon.process.pid, signal.SIGTERM)
-        await asyncio.wait_for(daemon.process.wait(), 40)
+        await asyncio.wait_for(daemon.process.wait(), 60)
         self.demo.daemons.remove(daemon)
 
     async def start_supervisor(self, node: str) -> None:
@@ -146,7 +146,7 @@ class FleetUnderTest:
         paths = [directory / "supervisor-before.log", directory / "supervisor.log"]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
-    async def said(self, node: str, sentence: str, event: Event | None = None, timeout_s: float = 20) -> str:
+    async def said(self, node: str, sentence: str, event: Event | None = None, timeout_s: float = 60) -> str:
         """The line in which a node's supervisor says `sentence` (a regular expression), as the declared event."""
         suffix = rf".*\[{event.name}\]$" if event is not None else ""
         pattern = re.compile(rf"^.*(?:{sentence}){suffix}", re.M)
@@ -175,7 +175,7 @@ class FleetUnderTest:
             return status | {"measured": await client.call("GET", "/node/measure", timeout_s=15)}
 
     async def until_node(
-        self, node: str, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 30
+        self, node: str, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 60
     ) -> dict[str, Any]:
         """As `until`, asked of one node."""
         deadline = time.monotonic() + timeout_s
@@ -204,7 +204,7 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
 
-async def gone(pid: int, timeout_s: float = 40) -> None:
+async def gone(pid: int, timeout_s: float = 60) -> None:
     """Wait until a process does not run any more."""
     deadline = time.monotonic() + timeout_s
     while (found := read(pid)) is not None and not found.dead:

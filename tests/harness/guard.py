@@ -30,7 +30,7 @@ class GuardUnderTest:
         self.heard: list[dict[str, Any]] = []
         self.sock = self.connect()
 
-    def connect(self, timeout_s: float = 30) -> socket.socket:
+    def connect(self, timeout_s: float = 60) -> socket.socket:
         deadline = time.monotonic() + timeout_s
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,7 +51,7 @@ class GuardUnderTest:
         ticks = stat.start_ticks if start_ticks is None else start_ticks
         self.say(watch={"unit": unit, "rank": 0, "boot": "b1", "pid": pid, "start_ticks": ticks})
 
-    def until(self, what: str, timeout_s: float = 30, **more: Any) -> dict[str, Any]:
+    def until(self, what: str, timeout_s: float = 60, **more: Any) -> dict[str, Any]:
         """The next message of a kind."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -69,7 +69,7 @@ class GuardUnderTest:
     def close(self) -> None:
         self.sock.close()
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def memory_cgroup(name: str, limit_bytes: int) -> Iterator[MemoryCgroup]:
         cgroup.limit(limit_bytes)
         yield cgroup
     finally:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 directory.rmdir()
