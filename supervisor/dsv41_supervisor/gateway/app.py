@@ -110,7 +110,8 @@ class Gateway:
         except Refuse as refused:
             response = refused.failure.response(protocol=protocol)
         except web.HTTPException as error:
-            response = _as_failure(request, error).response(protocol=protocol)
+            allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            response = _as_failure(request, error).response(allow, protocol)
         except asyncio.CancelledError:
             self._metrics.clients_gone += 1  # or the gateway stops; nobody is left to answer
             raise

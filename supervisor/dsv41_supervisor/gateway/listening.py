@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 
@@ -12,38 +14,81 @@ from aiohttp import web
 
 from ..errors import Dsv41Error, Stage
 from .app import quiet
+from .door import HANDSHAKE_S, Connection, Door
 
 MAX_HEADER_BYTES = 16 << 10
 IDLE_CONNECTION_S = 75.0
 """Longer than the 60 s after which common proxies drop an idle connection themselves."""
+LINGER_S = 5.0
+"""A body that was refused by its head is read and thrown away for this long: closed at once, its client would be reset
+before it has seen why."""
+BACKLOG = 1024
+
+
+class Site:
+    """An address that is listened on. `stop` ends listening, and leaves the connections as they are."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+
+    async def stop(self) -> None:
+        self._server.close()
 
 
 @contextlib.asynccontextmanager
 async def listening(
     app: web.Application, address: str, port: int, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[web.BaseSite]:
+) -> AsyncIterator[Site]:
     """Stopping the site ends listening; the end of the block ends the connections. Raises Dsv41Error."""
+    door = Door()
+    app.middlewares.insert(0, door.busy)
     runner = web.AppRunner(
         app,
         handle_signals=False,
         handler_cancellation=True,  # a client that left ends its handler, which closes the engine's side
-        access_log=None,
-        logger=quiet,
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
-        keepalive_timeout=IDLE_CONNECTION_S,
         shutdown_timeout=1.0,
     )
     await runner.setup()
+    http = runner.server
+    assert http is not None
+
+    def connection() -> Connection:
+        return Connection(
+            door,
+            http,
+            access_log=None,
+            logger=quiet,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            keepalive_timeout=IDLE_CONNECTION_S,
+            lingering_time=LINGER_S,
+        )
+
+    watching = asyncio.create_task(door.watch())
     try:
-        site = web.TCPSite(runner, address, port, backlog=1024, ssl_context=tls)
         try:
-            await site.start()
+            server = await asyncio.get_running_loop().create_server(
+                connection, address, port, backlog=door.at_once, ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+            )  # fmt: skip
         except OSError as error:
             raise _cannot_listen(address, port, error) from None
-        yield site
+        _lengthen_queue(server)
+        site = Site(server)
+        try:
+            yield site
+        finally:
+            await site.stop()
     finally:
+        watching.cancel()
         await runner.cleanup()
+
+
+def _lengthen_queue(server: asyncio.Server) -> None:
+    """asyncio accepts as many at once as the kernel's queue is long; a burst then takes every descriptor there is."""
+    for listens in server.sockets:
+        with socket.fromfd(listens.fileno(), listens.family, listens.type) as same:
+            same.listen(BACKLOG)
 
 
 def _cannot_listen(address: str, port: int, error: OSError) -> Dsv41Error:
