@@ -45,10 +45,14 @@ class Seen:
     """The response object of a Responses stream that has not ended."""
 
     def headers(self) -> dict[str, str]:
-        if self.finish is None:
-            return {}
-        at = "" if self.at_token is None else f"; token={self.at_token}"
-        return {"x-dsv41-finish": self.finish + at}
+        return {} if self.finish is None else {"x-dsv41-finish": self._told()}
+
+    def comments(self) -> list[bytes]:
+        """What a stream says beside its events: only what no protocol has a word for."""
+        return [f": x-dsv41-finish {self._told()}".encode()] if self.finish == "repetition" else []
+
+    def _told(self) -> str:
+        return f"{self.finish}" if self.at_token is None else f"{self.finish}; token={self.at_token}"
 
     def read(self, protocol: Protocol, said: dict[str, Any]) -> None:
         """One JSON object of the engine's: a whole answer, or an event that tells something."""
@@ -133,6 +137,9 @@ class Observer:
             if self._interesting.search(raw):
                 self._read(raw)
                 if self._hide_usage and _CHAT_USAGE.search(raw):
+                    continue
+                if b'"repetition' in raw:
+                    kept += [raw, *self.seen.comments()]
                     continue
             kept.append(raw)
         return b"\n\n".join(kept)

@@ -149,7 +149,8 @@ def _post(to: Route) -> dict[str, Any]:
     if to.generates:
         answer["description"] = (
             "The answer; with stream: true, the protocol's events. The last one is never missing. "
-            "A stream that waits begins after 15 s: what is refused then is its error event."
+            "A stream that waits begins after 15 s: what is refused then is its error event. "
+            "One that a loop ended has the comment `: x-dsv41-finish repetition; token=N`."
         )
         answer["content"]["text/event-stream"] = {}  # its events are the protocol's
     answer["headers"] = {

@@ -81,7 +81,10 @@ def test_a_loop_that_was_stopped_is_no_ordinary_stop() -> None:
     loop = b'"finish_reason":"stop","matched_stop":"repetition: exact repetition from output token 128, 1 x 64"'
     raw = CHAT_END.replace(b'"finish_reason":"length","matched_stop":null', loop)
     assert seen(Protocol.OPENAI, raw)[0].headers() == {"x-dsv41-finish": "repetition; token=128"}
+    told, out = seen(Protocol.OPENAI, raw + DONE)
+    assert out == raw + b": x-dsv41-finish repetition; token=128\n\n" + DONE, "a stream has no header for it"
     raw = raw.replace(b"repetition: ", b"other: ")
+    assert seen(Protocol.OPENAI, raw + DONE)[1] == raw + DONE
     assert seen(Protocol.OPENAI, raw)[0].finish == "stop"
 
 
