@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# An environment for a GPU's tests alone may lack it.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    # The same examples every time, and no clock: by default an example that takes 200 ms on a busy machine is a
+    # failure. `--hypothesis-profile=default` draws anew.
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
