@@ -27,6 +27,7 @@ from .policy import Body
 from .protocols import Protocol
 from .readiness import Readiness
 from .refuse import Refuse
+from .room import Room
 from .routes import ROUTES, Route
 from .running import Running
 from .waiting import Lobby, Place
@@ -42,6 +43,10 @@ _OWN_CHECK = frozenset({"/health", "/ready", "/metrics"})
 """Paths that look themselves at who asks."""
 
 _PATHS = frozenset({"/v1/models", *(to.path for to in ROUTES)})
+
+MAX_VALUES = 1 << 21
+"""Commas, colons and brackets of a body. 64 MB of empty lists take half a minute and 2 GB to read; this many, a second.
+A prompt of token ids has one a token."""
 
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
@@ -69,6 +74,7 @@ class Gateway:
         self._lobby = lobby
         self._metrics = metrics
         self._meters = Meters()
+        self._room = Room(2 * config.max_body_bytes)
         self._readiness = readiness
         self._is_fleet_key = is_fleet_key
         self._started_at = int(time.time())
@@ -195,8 +201,11 @@ class Gateway:
         is_operator = self._is_fleet_key(presented_key(request.headers) or "")
         if not is_operator and request.get(CALLER) is None:
             self._check_key(request, required=True)
-        text = self._metrics.text(ready=self._readiness().ready, running=len(self._running.tickets))
+        now = self._readiness()
+        text = self._metrics.text(ready=now.ready, running=len(self._running.tickets))
         text += metrics_waiting.waiting(self._lobby, time.monotonic())
+        if now.ready and now.upstream is not None:
+            text += await self._forwarder.engine_metrics(now.upstream)
         if is_operator:
             text += metrics_waiting.keys(self._lobby, self._meters)
         return web.Response(text=text, content_type="text/plain")
@@ -289,10 +298,12 @@ class Gateway:
     async def _read(self, request: web.Request) -> bytearray:
         """Not `request.read()`, which keeps the body for as long as its answer streams."""
         body = bytearray()
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > self._config.max_body_bytes:
-                raise Refuse(_too_large(self._config.max_body_bytes))
+        with self._room.share() as share:
+            async for chunk in request.content.iter_any():
+                share.grow(len(chunk))
+                body += chunk
+                if len(body) > self._config.max_body_bytes:
+                    raise Refuse(_too_large(self._config.max_body_bytes))
         return body
 
 
@@ -300,6 +311,9 @@ def parse(raw: bytes | bytearray) -> Body:
     """A JSON object out of a body. Raises BadRequest that says where it is wrong."""
     if not raw:
         raise policy.BadRequest("The body is empty: send a JSON object.", code="invalid_json")
+    if len(raw) > MAX_VALUES and sum(raw.count(mark) for mark in b",:[{") > MAX_VALUES:
+        message = f"The body holds more than {MAX_VALUES} values: nothing that fits into the context has as many."
+        raise policy.BadRequest(message, code="too_many_values")
     try:
         body = json.loads(raw.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from . import policy
+from . import markup, metrics_engine, policy
 from .abort import Aborts
 from .answers import TOO_LONG, Failure, engine_lost, from_engine, not_ready
 from .config import Timings
@@ -30,6 +30,7 @@ ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
 
 MAX_ERROR_BYTES = 1 << 18
 _RETRY_SOON_S = 2.0
+_METRICS_S = 1.0
 
 LOST = engine_lost(
     "The engine was lost while it answered: its answer ends here. Try again in a moment.",
@@ -135,6 +136,14 @@ class Forwarder:
     async def close(self) -> None:
         await self._aborts.close()
         await self._session.close()
+
+    async def engine_metrics(self, base: str) -> str:
+        """Those of the engine's metrics that ours are short of; nothing when it does not answer soon."""
+        try:
+            async with asyncio.timeout(_METRICS_S), self._session.get(f"{base}/metrics/") as response:
+                return metrics_engine.chosen(await response.content.read(metrics_engine.MAX_BYTES))
+        except (*ENGINE_GONE, TimeoutError):
+            return ""
 
     async def whole(self, job: Job, ticket: Ticket) -> web.Response:
         """The answer in one piece, read to its end first: a lost engine is a 502, not half an answer."""
@@ -277,6 +286,7 @@ class Forwarder:
                 said = json.loads(content)
                 if isinstance(said, dict):
                     seen.read(job.route.protocol, said)
+                    seen.leaked = markup.in_answer(job.route.protocol, content, said)
         return web.Response(body=content, headers=job.answer_headers() | seen.headers() | kind)
 
     async def _open(self, job: Job) -> aiohttp.ClientResponse:

@@ -102,7 +102,11 @@ class Meter:
     """Tokens used and not yet forgiven: a minute's limit is forgiven each minute, steadily."""
     taken: int = 0
     used_tokens: float = 0.0
-    """Since the gateway began; for its metrics."""
+    """Since the gateway began; for its metrics, as are the next."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    repetitions: int = 0
+    leaked_markup: int = 0
     _at: float = -inf
 
     def enter(self, limits: KeyLimits, now: float) -> Exceeded | None:

@@ -70,6 +70,11 @@ class Meters:
         finally:
             use.end()
             meter.leave()
+            if use.seen is not None:
+                meter.prompt_tokens += use.seen.prompt_tokens or 0
+                meter.cached_tokens += use.seen.cached_tokens or 0
+                meter.repetitions += use.seen.finish == "repetition"
+                meter.leaked_markup += use.seen.leaked
 
 
 def _over(caller: Caller, exceeded: Exceeded) -> Failure:

@@ -22,12 +22,14 @@ class Metrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    leaked_markup: int = 0
 
     def answered(self, route: str, seen: Seen) -> None:
         self.answers[route, seen.finish or "unknown"] += 1
         self.prompt_tokens += seen.prompt_tokens or 0
         self.cached_tokens += seen.cached_tokens or 0
         self.completion_tokens += seen.completion_tokens or 0
+        self.leaked_markup += seen.leaked
 
     def text(self, *, ready: bool, running: int) -> str:
         lines = [
@@ -56,6 +58,7 @@ class Metrics:
             ("prompt_tokens_total", "counter", "Prompt tokens, as the engine counted them.", self.prompt_tokens),
             ("cached_tokens_total", "counter", "Prompt tokens that were cached.", self.cached_tokens),
             ("completion_tokens_total", "counter", "Tokens of answers.", self.completion_tokens),
+            ("leaked_markup_total", "counter", "Answers with markup of tool calls in their text.", self.leaked_markup),
         ):
             lines += [*family(name, kind, what), f"dsv41_gateway_{name} {value}"]
         return "\n".join(lines) + "\n"

@@ -52,6 +52,12 @@ def keys(lobby: Lobby, meters: Meters) -> str:
         ("requests_total", "counter", "Requests of a key that were taken.", [m.taken for _, m in used]),
         ("tokens_total", "counter", "Tokens of a key; estimated where the engine did not count.",
          [round(m.used_tokens) for _, m in used]),
+        ("prompt_tokens_total", "counter", "Of these, in prompts, as the engine counted them.",
+         [m.prompt_tokens for _, m in used]),
+        ("cached_tokens_total", "counter", "Of these in prompts, cached.", [m.cached_tokens for _, m in used]),
+        ("repetitions_total", "counter", "Answers of a key that a loop ended.", [m.repetitions for _, m in used]),
+        ("leaked_markup_total", "counter", "Answers of a key with markup of tool calls in their text.",
+         [m.leaked_markup for _, m in used]),
     ):  # fmt: skip
         lines += family(f"key_{name}", kind, what)
         lines += [f'dsv41_gateway_key_{name}{{key="{key}"}} {n}' for (key, _), n in zip(used, values, strict=True)]

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import markup
 from .protocols import Protocol
 
 _CHAT = re.compile(rb'"(?:finish_reason": ?"|(?:usage|error)": ?\{)')
@@ -41,6 +42,8 @@ class Seen:
     """stop, length, tool_calls, repetition, error, engine_lost, client_gone."""
     at_token: int | None = None
     """Where a repetition began."""
+    leaked: bool = False
+    """Its text holds markup of tool calls."""
     begun: dict[str, Any] | None = field(default=None, repr=False)
     """The response object of a Responses stream that has not ended."""
 
@@ -130,6 +133,8 @@ class Observer:
         """The bytes for the client: these, without the usage chunk it did not ask for."""
         if self._protocol is Protocol.RESPONSES and events:
             self._last = events
+        if markup.WORD in events:
+            self.seen.leaked |= markup.in_events(self._protocol, events)
         if self._interesting.search(events) is None:
             return events
         kept = []

@@ -56,6 +56,7 @@ class Engine:
     left: int = 0
     aborted: list[str] = field(default_factory=list)
     behave: Behaviour | None = None
+    metrics: str = ""
     runner: web.AppRunner | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,6 +76,8 @@ class Engine:
         if request.path == "/abort_request":
             self.aborted.append(body["rid"])
             return web.Response()
+        if request.path == "/metrics/":
+            return web.Response(text=self.metrics)
         self.seen.append((request.path, dict(request.headers), body))
         try:
             return await (self.behave or self.answer)(request, body)
