@@ -154,6 +154,8 @@ class Machine:
         return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
     def journal(self, *match: str) -> str:
+        # What was said before this must be in it: a line reaches the journal a moment after it was written.
+        self.run("journalctl", "--sync", check=False)
         return self.run("journalctl", "--no-pager", "--output=short-precise", *match, check=False).stdout
 
     def write(self, path: str, text: str, mode: int = 0o644, owner: str = "root:root") -> None:
@@ -173,7 +175,7 @@ class Machine:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         propagate = Path("/run/systemd/nspawn/propagate") / self.name
         if propagate.is_dir():
             propagate.rmdir()
@@ -227,7 +229,7 @@ class Machine:
 
 def _remove_cgroup(path: Path) -> None:
     """A cgroup and those below it, once their processes are gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     for directory in [*sorted((p for p in path.rglob("*") if p.is_dir()), reverse=True), path]:
         while True:
             try:
