@@ -34,6 +34,15 @@ _SIZE = len(_EVENT % 0)
 _USAGE = b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"bench","choices":[],"usage":%s}\n\n'
 
 
+def _usage(n_events: int) -> bytes:
+    return _USAGE % json.dumps({"prompt_tokens": 9, "completion_tokens": n_events}).encode()
+
+
+def stream(sent_at: list[int]) -> bytes:
+    """The bytes of a stream whose events were sent at these times."""
+    return b"".join(_EVENT % ns for ns in sent_at) + _usage(len(sent_at)) + b"data: [DONE]\n\n"
+
+
 class Engine(asyncio.Protocol):
     """One connection. Answers one request after the other."""
 
@@ -68,7 +77,7 @@ class Engine(asyncio.Protocol):
         for i in range(n_events):
             await asyncio.sleep(max(0.0, began + i / RATE - time.monotonic()))
             write(b"%x\r\n" % _SIZE + _EVENT % time.monotonic_ns() + b"\r\n")
-        usage = _USAGE % json.dumps({"prompt_tokens": 9, "completion_tokens": n_events}).encode()
+        usage = _usage(n_events)
         write(b"%x\r\n" % len(usage) + usage + b"\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
 
