@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from ..journal import log
-from . import metrics_waiting, openapi, policy
+from . import loops, metrics_waiting, openapi, policy
 from .admission import Turn
 from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
 from .config import GatewayConfig
@@ -45,9 +45,8 @@ _OWN_CHECK = frozenset({"/health", "/ready", "/metrics"})
 _PATHS = frozenset({"/v1/models", *(to.path for to in ROUTES)})
 
 MAX_VALUES = 1 << 21
-"""Commas, colons and brackets of a body. Reading 64 MB of empty lists takes half a minute and 1.8 GB (measured), this many a
-second.
-A prompt of token ids has one a token."""
+"""Commas, colons and brackets of a body; a prompt of token ids has one a token. Reading 64 MB of empty lists takes half
+a minute and 1.8 GB (measured), this many a second."""
 
 quiet = logging.getLogger("dsv41.gateway.http")
 """aiohttp's own log shows raw headers of malformed requests, keys included: it goes nowhere."""
@@ -265,7 +264,10 @@ class Gateway:
         """The request, read and normalised; the job alone holds it, until the engine has it."""
         limits = request[CALLER].limits.narrow(self._config.limits)
         try:
-            return make_job(to, parse(await self._body(request)), limits, request[REQUEST_ID])
+            guard = loops.guard(request.headers.get(loops.HEADER), to.protocol) if to.generates else None
+            job = make_job(to, parse(await self._body(request)), limits, request[REQUEST_ID])
+            job.guard = guard
+            return job
         except policy.BadRequest as bad:
             raise Refuse(bad_request(bad.message, bad.param, bad.code)) from None
 

@@ -1,7 +1,8 @@
 """Who may stay connected. What is no request is answered in words; who asks nothing, or reads nothing, is closed.
 
 aiohttp waits for a client that does not read for as long as it lives, holds any number of connections, and answers
-what it cannot parse with its own text. Each connection costs a descriptor, and 6 kB before its first request (measured), of memory that is the model's.
+what it cannot parse with its own text. Each connection costs a descriptor, and 6 kB (measured before its first
+request) of memory that is the model's.
 """
 
 from __future__ import annotations
