@@ -14,8 +14,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from . import markup, metrics_engine, policy
 from .abort import Aborts
-from .answers import TOO_LONG, Failure, engine_lost, from_engine, not_ready
+from .answers import TOO_LONG, Failure, an_object, engine_lost, from_engine, not_ready
 from .config import Timings
+from .loops import HEADER, Guard, Loop, Mode
 from .metrics import Metrics
 from .observe import Observer, Seen
 from .outlet import ClientGone, Outlet
@@ -29,6 +30,10 @@ ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
 """What reading from an engine raises that is dead, was cut off, or does not speak HTTP any more."""
 
 MAX_ERROR_BYTES = 1 << 18
+MAX_ANSWER_BYTES = 64 << 20
+"""Of an answer in one piece. Guess; 32768 tokens with their 20 best alternatives have as much."""
+MAX_PREAMBLE_BYTES = 1 << 18
+"""Held back at the begin of a stream: SGLang's has one kB."""
 _RETRY_SOON_S = 2.0
 _METRICS_S = 1.0
 
@@ -36,6 +41,7 @@ LOST = engine_lost(
     "The engine was lost while it answered: its answer ends here. Try again in a moment.",
     DEFAULT_RETRY_AFTER_S,
 )
+ENDLESS = Failure(502, "The engine's answer is larger than any should be.", "server_error", "engine_error")
 ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
 
 
@@ -65,9 +71,12 @@ class Job:
     """The engine has nothing left to do for it."""
     begun: Callable[[], None] | None = None
     """Told when the engine's answer begins."""
+    guard: Guard | None = None
+    """Looks for loops, if the client asked for that."""
 
     def answer_headers(self) -> dict[str, str]:
-        return self.headers | self.effective.headers()
+        guarded = {HEADER: str(self.guard.mode)} if self.guard is not None else {}
+        return self.headers | self.effective.headers() | guarded
 
     def sent(self) -> None:
         """A prompt has megabytes, an answer streams for minutes."""
@@ -220,11 +229,15 @@ class Forwarder:
             if preamble and (told := _first_told(ready, preamble)) is not None:
                 self._check_first(job, told)
                 preamble = ()
+            if len(ready) > MAX_PREAMBLE_BYTES:
+                preamble = ()
             held = ready if preamble else b""
             if ready and not preamble:
                 job.sent()
                 await out.start(job.answer_headers())
                 await out.write(out.observer.look(ready))
+                if job.guard is not None and (loop := job.guard.look(ready)) is not None:
+                    await self._looped(job, job.guard, loop, out)
         rest = held + out.events.flush()
         if not out.events.done:
             raise EngineRefused(LOST)
@@ -232,6 +245,14 @@ class Forwarder:
         await out.write(out.observer.look(rest))
         job.over = True
         await out.end()
+
+    async def _looped(self, job: Job, guard: Guard, loop: Loop, out: Outlet) -> None:
+        """Told beside the events; raises EngineRefused where the client wants it ended."""
+        self._metrics.loops[job.route.path, guard.mode] += 1
+        if out.events.at_boundary:
+            await out.write(f": x-dsv41-loop {loop}\n\n".encode())
+        if guard.mode is Mode.STOP and not out.events.done:
+            raise EngineRefused(guard.failure(loop))
 
     def _check_first(self, job: Job, told: bytes) -> None:
         """A refusal that SGLang wraps into a 200 and a stream, because it begins before it has looked.
@@ -245,14 +266,14 @@ class Forwarder:
             said = json.loads(content.removeprefix(b"data: "))
             error = said["error"] if "error" in said else said["response"]["error"]
             failure = from_engine(400, json.dumps({"error": {"message": error["message"]}}).encode())
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         if job.fit(failure):
             raise _Refit
         if failure.code == TOO_LONG:
             status = 400
         elif name == b"event: error":
-            status = anthropic_status(error.get("type", ""))
+            status = anthropic_status(str(error.get("type")))
         else:
             return  # the object fails: every client of this protocol knows that
         job.over = True
@@ -278,15 +299,24 @@ class Forwarder:
             yield chunk
 
     async def _relay(self, job: Job, upstream: aiohttp.ClientResponse, seen: Seen) -> web.Response:
-        content = b"".join([chunk async for chunk in self._chunks(upstream)])
-        job.over = True
+        chunks, size = [], 0
+        async for chunk in self._chunks(upstream):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise EngineRefused(ENDLESS)
+        content = b"".join(chunks)
         kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
         if job.route.generates:
-            with contextlib.suppress(ValueError):
-                said = json.loads(content)
-                if isinstance(said, dict):
-                    seen.read(job.route.protocol, said)
-                    seen.leaked = markup.in_answer(job.route.protocol, content, said)
+            said = an_object(content)
+            if said is None:
+                raise EngineRefused(LOST)  # half of one, if its head did not say how long it is
+            seen.read(job.route.protocol, said)
+            seen.leaked = markup.in_answer(job.route.protocol, content, said)
+            if job.guard is not None and (loop := job.guard.look_at_answer(said)) is not None:
+                self._metrics.loops[job.route.path, job.guard.mode] += 1
+                kind["x-dsv41-loop"] = str(loop)
+        job.over = True
         return web.Response(body=content, headers=job.answer_headers() | seen.headers() | kind)
 
     async def _open(self, job: Job) -> aiohttp.ClientResponse:
@@ -319,7 +349,7 @@ class Forwarder:
             body += chunk
             if len(body) > MAX_ERROR_BYTES:
                 break
-        if response.status in (401, 403) or response.status < 400:
+        if response.status in (401, 403) or not 400 <= response.status < 600:
             # Not the client's key: ours is the only one it gave, and the engine has none.
             message = f"The engine answered {response.status}, which it never should."
             return Failure(502, message, "server_error", "engine_error")
@@ -340,7 +370,8 @@ class _Refit(Exception):
 
 
 def _ended(seen: Seen, error: Cut | EngineRefused) -> None:
-    seen.finish = "engine_lost" if error.failure.code == "engine_lost" else "error"
+    code = error.failure.code
+    seen.finish = code if code in ("engine_lost", "repetition") else "error"
 
 
 def _first_told(events: bytes, preamble: tuple[bytes, ...]) -> bytes | None:

@@ -23,6 +23,8 @@ class Metrics:
     cached_tokens: int = 0
     completion_tokens: int = 0
     leaked_markup: int = 0
+    loops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Found for clients that asked, by route and what was done."""
 
     def answered(self, route: str, seen: Seen) -> None:
         self.answers[route, seen.finish or "unknown"] += 1
@@ -42,6 +44,11 @@ class Metrics:
             *(
                 f'dsv41_gateway_answers_total{{route="{route}",finish="{finish}"}} {n}'
                 for (route, finish), n in sorted(self.answers.items())
+            ),
+            *family("loops_total", "counter", "Answers whose text repeats itself, of clients that ask for a look."),
+            *(
+                f'dsv41_gateway_loops_total{{route="{route}",guard="{mode}"}} {n}'
+                for (route, mode), n in sorted(self.loops.items())
             ),
         ]
         for name, kind, what, value in (

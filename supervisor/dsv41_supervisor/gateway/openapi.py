@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import __version__
+from . import loops
 from .protocols import Protocol
 from .routes import ROUTES, Route
 
@@ -136,10 +137,18 @@ _HEADERS = {
     "x-dsv41-max-tokens-source": "filled or clamped, when it is not what the request said.",
     "x-dsv41-ignored": "What was asked for and is not done here.",
     "x-dsv41-finish": "Of an answer in one piece: stop, length, tool_calls, repetition (and at which token), error.",
+    "x-dsv41-loop": "Of an answer in one piece with a guard: where a loop is, its period and how often it comes.",
+    "x-dsv41-loop-guard": "observe or stop, as the request asked.",
     "x-dsv41-queue-position": "How many waited when it came, itself included; absent when it never waited.",
     "x-dsv41-waited-s": "Seconds it waited; absent from a stream that began while it waited.",
     "x-dsv41-boot": "Which boot of the fleet answered; absent from a stream that began while it waited.",
     "x-request-id": "Name of this request, also in the engine.",
+}
+_LOOP_GUARD = {
+    "name": loops.HEADER,
+    "in": "header",
+    "description": "Look for a text that repeats itself: tell it, or end the stream with an error (code repetition).",
+    "schema": {"enum": ["observe", "stop", "off"]},
 }
 
 
@@ -161,7 +170,8 @@ def _post(to: Route) -> dict[str, Any]:
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     error = _ANTHROPIC_ERROR if to.protocol is Protocol.ANTHROPIC else _ERROR
     failures = _failures("400", "401", "403", "408", "413", "415", "429", "500", "502", "503", error=error)
-    return {"post": {"summary": what, "requestBody": body, "responses": {"200": answer} | failures}}
+    post = {"summary": what, "requestBody": body, "responses": {"200": answer} | failures}
+    return {"post": post | ({"parameters": [_LOOP_GUARD]} if to.generates else {})}
 
 
 def _get(
