@@ -99,8 +99,13 @@ def chat(body: Body, limits: Limits) -> tuple[Body, Effective]:
     out = common(body, limits)
     out["messages"] = _messages(out)
     thinks = template_thinking(out, limits)
+    ignored = thinks.ignored
+    if (stream := flag(out, "stream")) and flag(out, "return_token_ids"):
+        # SGLang refuses it in a stream, and llama-benchy always sends it. Source: serving_chat.py, sglang 0.5.23.
+        del out["return_token_ids"]
+        ignored += ("return_token_ids",)
     max_tokens, source = cap(out, limits, ("max_completion_tokens", "max_tokens"), absent=limits.ceiling)
-    return out, Effective(flag(out, "stream"), max_tokens, source, thinks.on, thinks.budget, thinks.ignored)
+    return out, Effective(stream, max_tokens, source, thinks.on, thinks.budget, ignored)
 
 
 def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:

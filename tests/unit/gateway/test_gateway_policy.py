@@ -91,6 +91,15 @@ def test_a_budget_of_thinking_tokens_is_not_held_and_said_so() -> None:
     assert "x-dsv41-ignored" not in chat(thinking={"type": "enabled", "display": "summarized"})[1].headers()
 
 
+def test_token_ids_that_sglang_refuses_to_stream_are_left_out_and_said_so() -> None:
+    """llama-benchy always asks for them, and counts by the usage where there are none."""
+    out, effective = chat(stream=True, return_token_ids=True, messages=[{"role": "user", "content": "hi"}])
+    assert "return_token_ids" not in out and effective.headers()["x-dsv41-ignored"] == "return_token_ids"
+    for served in ({"stream": False, "return_token_ids": True}, {"stream": True, "return_token_ids": False}):
+        out, effective = chat(**served)
+        assert out["return_token_ids"] is served["return_token_ids"] and effective.ignored == ()
+
+
 def test_other_template_arguments_are_kept() -> None:
     out, _ = chat(chat_template_kwargs={"thinking": True, "spaces_between_special_tokens": False})
     assert out["chat_template_kwargs"]["spaces_between_special_tokens"] is False
