@@ -85,19 +85,25 @@ def internal() -> Failure:
     return Failure(500, "The gateway failed; its log names the place.", "server_error", "internal_error")
 
 
+def an_object(raw: bytes | str) -> dict[str, Any] | None:
+    """What the engine says, if it is a JSON object; None for anything else, also for one nested without end."""
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
 def from_engine(status: int, body: bytes) -> Failure:
     """SGLang's error as OpenAI's: `{"object": "error", "message": …}` becomes `{"error": {"message": …}}`."""
     message = code = param = None
-    try:
-        raw = json.loads(body)
-    except ValueError:
-        raw = None
-    if isinstance(raw, dict):
+    raw = an_object(body)
+    if raw is not None:
         inner = raw["error"] if isinstance(raw.get("error"), dict) else raw
         message = inner.get("message") or inner.get("detail")
         param = inner.get("param")
         code = inner.get("code")
-    if not isinstance(message, str):
+    if not isinstance(message, str) or not message.strip():
         message = f"The engine answered {status} without saying why."
     message, named = _readable(message)
     client = status < 500

@@ -6,12 +6,12 @@ line ends inside JSON strings are escaped.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import markup
+from .answers import an_object
 from .protocols import Protocol
 
 _CHAT = re.compile(rb'"(?:finish_reason": ?"|(?:usage|error)": ?\{)')
@@ -21,12 +21,16 @@ _NAMED = {
     Protocol.ANTHROPIC: re.compile(rb"event: (?:message_start|message_delta|error)\n"),
 }
 _NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
-_TOKEN = re.compile(r"output token (\d+)")
+_TOKEN = re.compile(r"output token (\d{1,9})\b")
 _FINISHES = {
     "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
     "max_output_tokens": "length",
 }  # fmt: skip
 """Every protocol's reason, in OpenAI's words."""
+_KNOWN = frozenset({*_FINISHES.values(), "content_filter", "abort", "function_call", "repetition", "error"})
+"""Others are "other": they become a header and the label of a counter."""
+_CALLS = ("function_call", "custom_tool_call")
+_MAX_COUNT = 1 << 40
 
 
 @dataclass(slots=True)
@@ -77,7 +81,8 @@ class Seen:
         if "error" in said and said["error"]:
             reason = "error"
         if isinstance(reason, str):
-            self.finish = _FINISHES.get(reason, reason)
+            reason = _FINISHES.get(reason, reason)
+            self.finish = reason if reason in _KNOWN else "other"
 
     def _usage(self, usage: object, prompt: str, completion: str) -> None:
         if not isinstance(usage, dict):
@@ -85,12 +90,14 @@ class Seen:
         details = _part(usage, f"{prompt}_details")
         cached = usage.get("cache_read_input_tokens", details.get("cached_tokens"))
         reasoning = _part(usage, f"{completion}_details").get("reasoning_tokens", usage.get("reasoning_tokens"))
-        if isinstance(usage.get(prompt), int):
-            self.prompt_tokens = usage[prompt] + usage.get("cache_read_input_tokens", 0)
-        if isinstance(usage.get(completion), int):
-            self.completion_tokens = usage[completion]
-        self.cached_tokens = cached if isinstance(cached, int) else self.cached_tokens
-        self.reasoning_tokens = reasoning if isinstance(reasoning, int) else self.reasoning_tokens
+        if (count := _count(usage.get(prompt))) is not None:
+            self.prompt_tokens = count + (_count(usage.get("cache_read_input_tokens")) or 0)
+        if (count := _count(usage.get(completion))) is not None:
+            self.completion_tokens = count
+        if (count := _count(cached)) is not None:
+            self.cached_tokens = count
+        if (count := _count(reasoning)) is not None:
+            self.reasoning_tokens = count
 
     def _chat_reason(self, choices: object) -> object:
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -109,9 +116,15 @@ def _responses_reason(response: dict[str, Any]) -> object:
     if status == "incomplete":
         return _part(response, "incomplete_details").get("reason")
     if status == "completed":
-        kinds = {item.get("type") for item in response.get("output") or [] if isinstance(item, dict)}
-        return "tool_calls" if kinds & {"function_call", "custom_tool_call"} else "stop"
+        output = response.get("output")
+        items = output if isinstance(output, list) else []
+        calls = any(isinstance(item, dict) and item.get("type") in _CALLS for item in items)
+        return "tool_calls" if calls else "stop"
     return "error" if status == "failed" else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else None
 
 
 def _part(holder: dict[str, Any], name: str) -> dict[str, Any]:
@@ -150,11 +163,8 @@ class Observer:
         return b"\n\n".join(kept)
 
     def _read(self, raw: bytes) -> None:
-        try:
-            said = json.loads(raw[raw.index(b"data: ") + 6 :])
-        except ValueError:
-            return
-        if isinstance(said, dict):
+        said = an_object(raw.partition(b"data: ")[2])
+        if said is not None:
             self.seen.read(self._protocol, said)
 
     @property

@@ -19,6 +19,7 @@ DEFAULT_RETRY_AFTER_S = 5.0
 """When the supervisor has no estimate. Guess."""
 
 MAX_ANSWER_BYTES = 1 << 16
+_MAX_RETRY_AFTER_S = 86_400.0
 _NO_ENGINE = frozenset({"recovering", "failed"})
 """States in which nobody answers for the boot named. `down` and `starting` with an unchanged boot are a
 supervisor that has just restarted and is about to adopt its ranks; a real start has another boot."""
@@ -57,7 +58,7 @@ class Readiness:
             boot=_text(boot),
             upstream=upstream.rstrip("/") if isinstance(upstream, str) else None,
             retry_after_s=float(retry_after_s)
-            if isinstance(retry_after_s, (int, float))
+            if isinstance(retry_after_s, (int, float)) and 0 <= retry_after_s <= _MAX_RETRY_AFTER_S
             else DEFAULT_RETRY_AFTER_S,
             detail=_text(raw.get("detail")),
             version=version,
@@ -147,7 +148,7 @@ class Watcher:
         except (aiohttp.ClientError, OSError) as error:
             number = getattr(error, "errno", None)
             return os.strerror(number) if number else type(error).__name__, None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"its answer is not understood ({error})", None
 
     def _lost(self, problem: str) -> Readiness:
