@@ -76,8 +76,6 @@ async def test_answers_of_another_version_are_named_and_end_nothing(tmp_path: Pa
                 code, text = await fleet.dsv41("up")
                 fault.mark("noticed")
                 assert code in (69, 78), (words, text)
-
-
                 assert re.search(expected, text, re.S), (words, text)
                 assert "spark2" in text, (words, text)
                 assert "a bug" not in text, (words, text)
@@ -89,6 +87,7 @@ async def test_answers_of_another_version_are_named_and_end_nothing(tmp_path: Pa
             fault.report()
         await fleet.said("spark1", "spark2", Event.PEER_REFUSED)
         await fleet.start_supervisor("spark2")
+        await fleet.heard("spark2")
         assert (await fleet.up())["state"] == "serving"
 
 

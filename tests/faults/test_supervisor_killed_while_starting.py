@@ -30,4 +30,5 @@ async def test_a_supervisor_restarted_during_a_boot_ends_that_boot(tmp_path: Pat
             # It was quick enough to run beside its new supervisor.
             assert status["nodes"]["spark3"]["rank"]["state"] == "ready"
         fault.report(status)
+        await fleet.heard("spark3")
         assert (await fleet.up())["state"] == "serving"

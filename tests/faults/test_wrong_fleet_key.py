@@ -52,6 +52,7 @@ async def test_a_node_with_another_key_is_named_and_nothing_starts(tmp_path: Pat
         _write(keys / "spark2", common)
         await fleet.kill_supervisor("spark2")
         await fleet.start_supervisor("spark2")
+        await fleet.heard("spark2")
         assert (await fleet.up())["state"] == "serving"
 
 

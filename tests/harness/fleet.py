@@ -140,6 +140,11 @@ class FleetUnderTest:
             file.write(log.read_bytes())
         await self.demo.start_daemon("supervisor", node)
 
+    async def heard(self, node: str) -> None:
+        """Wait until the head knows a node's status: one whose supervisor has just been started may be silent still,
+        for longer than a boot that begins now would wait for it."""
+        await self.until(lambda s: "rank" in s["nodes"][node], f"the head hears {node}")
+
     def log(self, node: str) -> str:
         """Everything the node's supervisors have logged."""
         directory = self.demo.state_root / node
