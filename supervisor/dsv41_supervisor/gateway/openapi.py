@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import __version__
 from . import loops
+from .openapi_requests import REQUESTS
 from .protocols import Protocol
 from .routes import ROUTES, Route
 
@@ -36,78 +37,7 @@ _ANTHROPIC_ERROR = _object(
     error=_object(["type", "message"], type={"type": "string"}, message={"type": "string"}, code={"type": "string"}),
 )
 _ANY = {"type": "object"}
-_NAME = {"type": "string", "description": "Any: one fleet serves one model."}
 _OPEN: list[dict[str, list[str]]] = [{}]
-_EFFORT = {"type": ["string", "number"], "description": "none, a tier, 1 to 100, or 0 to 0.99."}
-_TOKENS = {
-    "type": "integer",
-    "minimum": 1,
-    "description": "Filled in when absent; clamped to the fleet's cap.",
-}
-_LOOSE_THINKING = {
-    "thinking": {"type": ["boolean", "object"], "description": "Wins over every other spelling."},
-    "enable_thinking": {"type": "boolean"},
-    "reasoning_effort": _EFFORT,
-    "chat_template_kwargs": {
-        "type": "object",
-        "properties": {
-            "thinking": {"type": "boolean"},
-            "enable_thinking": {"type": "boolean"},
-            "reasoning_effort": _EFFORT,
-        },
-    },
-}
-_REASONING = {
-    "type": "object",
-    "properties": {"enabled": {"type": "boolean"}, "effort": _EFFORT, "summary": {"type": "string"}},
-}
-_MESSAGES = {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["role"]}}
-_STREAM = {
-    "stream": {"type": "boolean"},
-    "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
-}
-_CHAT = _object(
-    ["messages"],
-    model=_NAME,
-    messages=_MESSAGES,
-    max_tokens=_TOKENS,
-    max_completion_tokens=_TOKENS,
-    reasoning=_REASONING,
-    **_STREAM,
-    **_LOOSE_THINKING,
-)
-_COMPLETION = _object(["prompt"], model=_NAME, prompt={"type": ["string", "array"]}, max_tokens=_TOKENS, **_STREAM)
-_RESPONSE = _object(
-    ["input"],
-    model=_NAME,
-    input={"type": ["string", "array"], "description": "The whole conversation: nothing is kept here."},
-    instructions={"type": "string"},
-    stream=_STREAM["stream"],
-    max_output_tokens=_TOKENS,
-    reasoning=_REASONING,
-    tools={"type": "array", "description": "function, custom, namespace. Others are named in x-dsv41-ignored."},
-    **_LOOSE_THINKING,
-)
-_COUNT = _object(
-    ["messages"],
-    model=_NAME,
-    messages=_MESSAGES,
-    system={"type": ["string", "array"]},
-    output_config={"type": "object", "properties": {"effort": _EFFORT}},
-    tools={"type": "array", "description": "Tools with input_schema. Others are named in x-dsv41-ignored."},
-    **_LOOSE_THINKING,
-)
-_MESSAGE = _object(["messages"], **_COUNT["properties"], stream=_STREAM["stream"], max_tokens=_TOKENS)
-_TOKENIZE = _object([], model=_NAME, prompt={"type": ["string", "array"]}, messages=_MESSAGES, **_LOOSE_THINKING)
-_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "/v1/chat/completions": ("Chat", _CHAT),
-    "/v1/completions": ("Text completion", _COMPLETION),
-    "/v1/responses": ("OpenAI's Responses, without anything kept", _RESPONSE),
-    "/v1/messages": ("Anthropic's Messages", _MESSAGE),
-    "/v1/messages/count_tokens": ("How many tokens a message's prompt has", _COUNT),
-    "/tokenize": ("Token ids of a text, or of messages as a chat renders them", _TOKENIZE),
-    "/v1/tokenize": ("The same as /tokenize", _TOKENIZE),
-}
 _FAILURES = {
     "400": "The request cannot be served as it stands; the message says what to send instead.",
     "401": "No API key, or a wrong one.",
@@ -153,7 +83,7 @@ _LOOP_GUARD = {
 
 
 def _post(to: Route) -> dict[str, Any]:
-    what, schema = _REQUESTS[to.path]
+    what, schema = REQUESTS[to.path]
     answer = _json("The answer.", _ANY)
     if to.generates:
         answer["description"] = (

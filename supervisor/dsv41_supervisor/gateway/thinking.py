@@ -21,8 +21,8 @@ TIER_BUDGETS: Mapping[str, int] = {
 _TIERS = ((62, "low"), (87, "high"), (100, "max"))
 """Up to which budget a tier is the nearest one."""
 
-_TRUE = frozenset({"true", "yes", "on", "1", "enabled", "adaptive", "auto"})
-_FALSE = frozenset({"false", "no", "off", "0", "disabled", "none"})
+TRUE = frozenset({"true", "yes", "on", "1", "enabled", "adaptive", "auto"})
+FALSE = frozenset({"false", "no", "off", "0", "disabled", "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ def _switch(value: object, where: str) -> bool:
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
-    if word in _TRUE:
+    if word in TRUE:
         return True
-    if word in _FALSE:
+    if word in FALSE:
         return False
     raise BadRequest(f'{where} is neither on nor off: send true, false, or {{"type": "enabled"}}.', where)
 
@@ -117,6 +117,8 @@ def read_effort(value: object, where: str) -> int | str:
             value = float(word) if "." in word else int(word)
         except ValueError:
             value = None
+    if isinstance(value, float) and value.is_integer() and value != 1:
+        value = int(value)  # JSON knows no difference between 49 and 49.0; only 1.0 can be meant both ways
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100:
         return max(1, value)
     if isinstance(value, float) and 0.0 <= value <= 0.99:
