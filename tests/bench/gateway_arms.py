@@ -31,6 +31,9 @@ START_S = 120.0
 LITELLM = ROOT / ".demo" / "bench-litellm"
 LITELLM_VERSION = "1.108.7"
 """The newest whose `[proxy]` parts could all be installed where the figures of GATEWAY.md were made."""
+LITELLM_PARTS = ("opentelemetry-sdk", "opentelemetry-exporter-otlp", "prisma", "httptools")
+"""Without the first three, which its image has and `[proxy]` does not, it looks for them in vain at every request; the
+last is the parser in C that its server takes where it finds it."""
 
 _FOR_EVER = 1_000_000_000
 _NGINX = """worker_processes 1; daemon off; pid {here}/nginx.pid; error_log {here}/nginx.log;
@@ -170,9 +173,10 @@ def _litellm(here: Path, engine: int, port: int) -> tuple[list[str], str]:
 
 
 def _environment() -> dict[str, str]:
-    """LiteLLM's: logs off, its price list from its own package, and no proxy between it and the upstream."""
+    """LiteLLM's: logs off, its price list from its own package, and no look for a proxy at every request."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return {**kept, "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    return {**kept, "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "DISABLE_AIOHTTP_TRUST_ENV": "True"}  # fmt: skip
 
 
 async def start(here: Path, names: tuple[str, ...], stack: contextlib.ExitStack) -> tuple[list[Arm], dict[str, str]]:
@@ -201,5 +205,5 @@ async def start(here: Path, names: tuple[str, ...], stack: contextlib.ExitStack)
 def install() -> None:
     """LiteLLM's proxy, in an environment of its own: it brings 750 MB of other packages."""
     venv.create(LITELLM, with_pip=True, clear=True)
-    wanted = f"litellm[proxy]=={LITELLM_VERSION}"
-    subprocess.run([LITELLM / "bin" / "pip", "install", "-q", wanted], check=True, stdout=sys.stderr)
+    wanted = [f"litellm[proxy]=={LITELLM_VERSION}", *LITELLM_PARTS]
+    subprocess.run([LITELLM / "bin" / "pip", "install", "-q", *wanted], check=True, stdout=sys.stderr)
