@@ -44,6 +44,8 @@ class Turn:
     n_bytes: int
     came_at: float
     number: int
+    places: int = 1
+    """Answers that it asks for; the engine runs each like a request of its own."""
     position: int = 0
     running: bool = False
     reading: bool = False
@@ -81,6 +83,7 @@ class Line:
         self.open = True
         """False while there is nothing to go to: everybody waits."""
         self.n_running = 0
+        """Places, as the next."""
         self.n_running_long = 0
         self.n_reading_long = 0
         self.n_waiting = 0
@@ -90,17 +93,21 @@ class Line:
         self._numbers = 0
         self._granted = 0
         self._ends: deque[float] = deque(maxlen=16)
+        self._wide: Turn | None = None
+        """It is next, and waits for more places than are free: they are kept for it, or it would wait for ever."""
 
     def arrive(
-        self, key: str, tokens: float, n_bytes: int, now: float, bound: int | None = None
+        self, key: str, tokens: float, n_bytes: int, now: float, bound: int | None = None, places: int = 1
     ) -> tuple[Turn, Turn | None]:
-        """A request that runs at once or waits, and the waiting one that had to give way to it.
+        """A request that runs at once or waits, and the waiting one that had to give way to it; then call `grant`.
 
         `bound`: most that may wait now, when it is not the usual number. Raises Full.
         """
         self._numbers += 1
-        turn = Turn(key, tokens <= self.lanes.short_tokens, n_bytes, now, self._numbers)
-        if self._may_run(turn.short):
+        short = tokens <= self.lanes.short_tokens
+        most = self.lanes.running if short else self.lanes.running_long
+        turn = Turn(key, short, n_bytes, now, self._numbers, max(1, min(places, most)))
+        if self._fits(turn) and self._passes(turn):
             self._run(turn)
             return turn, None
         given_way, n_left, bytes_left = None, self.n_waiting, self.waiting_bytes
@@ -117,27 +124,44 @@ class Line:
         turn.position = self.n_waiting
         return turn, given_way
 
+    def is_full(self, key: str, bound: int | None = None) -> bool:
+        """Whether any request of this key would be sent away now."""
+        return (
+            not self._may_run(True)
+            and self.n_waiting >= (self.lanes.waiting if bound is None else bound)
+            and self._last_of_greediest(key) is None
+        )
+
     def leave(self, turn: Turn, now: float) -> list[Turn]:
         """It has ended, or waits no longer. Gives the turns that may run now."""
         if turn.running:
             self._has_read(turn)
             turn.running = False
-            self.n_running -= 1
-            self.n_running_long -= not turn.short
-            self._keys[turn.key].running -= 1
+            self.n_running -= turn.places
+            self.n_running_long -= 0 if turn.short else turn.places
+            self._keys[turn.key].running -= turn.places
             self._ends.append(now)
         else:
             self._forget(turn)
-        return self._grant()
+        return self.grant()
 
     def begun(self, turn: Turn) -> list[Turn]:
         """Its answer has begun. Gives the turns that may run now."""
-        return self._grant() if self._has_read(turn) else []
+        return self.grant() if self._has_read(turn) else []
 
     def set_open(self, is_open: bool) -> list[Turn]:
         """Gives the turns that may run now."""
         self.open = is_open
-        return self._grant()
+        return self.grant()
+
+    def grant(self) -> list[Turn]:
+        """The turns that may run now."""
+        granted: list[Turn] = []
+        while self.n_waiting and (turn := self._next()) is not None:
+            self._forget(turn)
+            self._run(turn)
+            granted.append(turn)
+        return granted
 
     def waiting(self) -> list[Turn]:
         """In the order in which they came."""
@@ -163,6 +187,21 @@ class Line:
             )
         )
 
+    def _fits(self, turn: Turn) -> bool:
+        more = turn.places - 1
+        return (
+            self._may_run(turn.short)
+            and self.n_running + more < self.lanes.running
+            and (turn.short or self.n_running_long + more < self.lanes.running_long)
+        )
+
+    def _passes(self, turn: Turn) -> bool:
+        """Short ones pass a long one that needs many places, into those that it may not have anyway."""
+        if self._wide is None:
+            return True
+        n_short = self.n_running - self.n_running_long
+        return turn.short and not self._wide.short and n_short + turn.places <= self.lanes.reserved
+
     def _has_read(self, turn: Turn) -> bool:
         """Whether it was reading until now."""
         was, turn.reading = turn.reading, False
@@ -172,13 +211,13 @@ class Line:
     def _run(self, turn: Turn) -> None:
         key = self._keys.setdefault(turn.key, _Key())
         self._granted += 1
-        key.running += 1
+        key.running += turn.places
         key.served = self._granted
         turn.running = True
         turn.reading = not turn.short
         self.n_reading_long += turn.reading
-        self.n_running += 1
-        self.n_running_long += not turn.short
+        self.n_running += turn.places
+        self.n_running_long += 0 if turn.short else turn.places
 
     def _wait(self, turn: Turn) -> None:
         lane = self._keys.setdefault(turn.key, _Key()).waiting[turn.short]
@@ -193,6 +232,8 @@ class Line:
         key.waiting[turn.short].remove(turn)
         self.n_waiting -= 1
         self.waiting_bytes -= turn.n_bytes
+        if turn is self._wide:
+            self._wide = None
 
     def _last_of_greediest(self, arriving: str) -> Turn | None:
         """The newest waiting turn of the key with most, if that is more than the arriving key would have."""
@@ -204,16 +245,18 @@ class Line:
             return None
         return max(chain.from_iterable(self._keys[name].waiting.values()), key=lambda turn: turn.number)
 
-    def _grant(self) -> list[Turn]:
-        granted: list[Turn] = []
-        while self.n_waiting and (turn := self._next()) is not None:
-            self._forget(turn)
-            self._run(turn)
-            granted.append(turn)
-        return granted
-
     def _next(self) -> Turn | None:
-        lanes = [short for short in (True, False) if self._may_run(short)]
+        self._wide = None
+        turn = self._best((True, False))
+        if turn is None or self._fits(turn):
+            return turn
+        self._wide = turn
+        turn = self._best((True,))
+        return turn if turn is not None and self._fits(turn) and self._passes(turn) else None
+
+    def _best(self, of: tuple[bool, ...]) -> Turn | None:
+        """Who is next among short ones, long ones or both, if there is a place at all."""
+        lanes = [short for short in of if self._may_run(short)]
         best: tuple[tuple[int, int], Turn] | None = None
         for key in self._keys.values():
             heads = [key.waiting[short][0] for short in lanes if key.waiting[short]]

@@ -153,13 +153,16 @@ class Gateway:
 
     # --- answered here
 
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._served_model()]})
+    async def _models(self, request: web.Request) -> web.Response:
+        """Those that this key is for."""
+        allowed = request[CALLER].limits.allows(self._config.limits.served_model_name)
+        return web.json_response({"object": "list", "data": [self._served_model()] if allowed else []})
 
     async def _model(self, request: web.Request) -> web.Response:
         if request.match_info["model"] != self._config.limits.served_model_name:
             message = f"There is no such model; this fleet serves {self._config.limits.served_model_name}."
             raise Refuse(Failure(404, message, "invalid_request_error", "model_not_found", "model"))
+        self._meters.check_model(request[CALLER], request.match_info["model"])
         return web.json_response(self._served_model())
 
     def _served_model(self) -> Body:
@@ -220,7 +223,8 @@ class Gateway:
             caller = request[CALLER]
             model = self._config.limits.served_model_name
             with self._meters.request(caller, model) as use, self._lobby.place(caller.name) as place:
-                self._lobby.check()  # before the body: nobody uploads for a 503
+                # Before the body: nobody uploads for a 503.
+                self._lobby.check(caller.name if to.generates else None)
                 job = await self._job(request, to)
                 out = self._forwarder.outlet(request, job) if job.effective.stream else None
                 try:
@@ -258,7 +262,7 @@ class Gateway:
             await out.keep_alive()
 
         n_bytes = len(job.encoded)
-        return await place.wait(use.begin(n_bytes), n_bytes, alive if out is not None else None)
+        return await place.wait(use.begin(n_bytes), n_bytes, alive if out is not None else None, job.places)
 
     async def _job(self, request: web.Request, to: Route) -> Job:
         """The request, read and normalised; the job alone holds it, until the engine has it."""

@@ -78,6 +78,15 @@ class Job:
         guarded = {HEADER: str(self.guard.mode)} if self.guard is not None else {}
         return self.headers | self.effective.headers() | guarded
 
+    @property
+    def places(self) -> int:
+        """Answers that it asks for: `n` of each prompt. Other protocols than OpenAI's have one."""
+        if self.route.protocol is not Protocol.OPENAI:
+            return 1
+        prompts = self.body.get("prompt")
+        n_prompts = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
+        return int(self.body.get("n", 1)) * n_prompts
+
     def sent(self) -> None:
         """A prompt has megabytes, an answer streams for minutes."""
         self.body, self.encoded = {}, b""

@@ -52,13 +52,17 @@ class Meters:
         """By the key's name and the limit's."""
         self._clock = clock
 
+    def check_model(self, caller: Caller, model: str) -> None:
+        """Raises Refuse: 403 when the key is for others."""
+        if not caller.limits.allows(model):
+            self.refused[caller.name, "models"] += 1
+            raise Refuse(_other_model(caller, model))
+
     @contextlib.contextmanager
     def request(self, caller: Caller, model: str) -> Iterator[Use]:
         """Raises Refuse: 403 for another model, 429 with the limit's name and when there is room again."""
         limits = caller.limits
-        if not limits.allows(model):
-            self.refused[caller.name, "models"] += 1
-            raise Refuse(_other_model(caller, model))
+        self.check_model(caller, model)
         meter = self.by_name.setdefault(caller.name, Meter())
         exceeded = meter.enter(limits, self._clock())
         if exceeded is not None:

@@ -124,6 +124,7 @@ def document() -> dict[str, Any]:
     model["get"]["parameters"] = [
         {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
+    model["get"]["responses"]["403"] = _json(_FAILURES["403"], _ERROR)
     model["get"]["responses"]["404"] = _json("Another name than the served one.", _ERROR)
     return {
         "openapi": "3.1.0",
@@ -137,7 +138,7 @@ def document() -> dict[str, Any]:
         "security": [{"key": []}, {"x-api-key": []}],
         "paths": {
             **{to.path: _post(to) for to in ROUTES},
-            "/v1/models": _get("The model this fleet serves", "A list of one."),
+            "/v1/models": _get("The model this fleet serves", "A list of one; empty for a key of other models."),
             "/v1/models/{model}": model,
             "/health": health,
             "/ready": ready,

@@ -69,10 +69,10 @@ class Place:
         self._tokens = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait(self, tokens: float, n_bytes: int, alive: Alive | None = None) -> Turn:
+    async def wait(self, tokens: float, n_bytes: int, alive: Alive | None = None, places: int = 1) -> Turn:
         """Returns when the engine is ready and it is this request's turn. Raises Refuse, and what `alive` raises."""
         self._tokens = tokens
-        self._turn = await self._lobby.enter(self._key, tokens, n_bytes, alive)
+        self._turn = await self._lobby.enter(self._key, tokens, n_bytes, alive, places)
         return self._turn
 
     def begun(self) -> None:
@@ -118,13 +118,18 @@ class Lobby:
         self._waiters: dict[Turn, _Waiter] = {}
         self._stopping = False
 
-    def check(self) -> None:
-        """Raises Refuse when a request that came now would be sent away: nobody uploads for a 503."""
+    def check(self, key: str | None = None) -> None:
+        """Raises Refuse when a request that came now would be sent away: nobody uploads for a 503.
+
+        `key`: whose place would be needed; None for what needs none.
+        """
         now = self._readiness()
         if self._stopping:
             raise Refuse(_STOPPING)
         if not now.ready and not self._holds(now):
             raise Refuse(not_ready(now.sentence, now.retry_after_s))
+        if key is not None and self.line.is_full(key, None if now.ready else self._patience.hold_requests):
+            raise self._full(now, f"{self.line.n_waiting} requests wait already")
 
     def place(self, key: str) -> Place:
         return Place(self, key)
@@ -155,12 +160,14 @@ class Lobby:
         hold_s = self._patience.hold_s
         return hold_s > 0 and now.state in _PASSES and (was_held or now.retry_after_s <= hold_s)
 
-    async def enter(self, key: str, tokens: float, n_bytes: int, alive: Alive | None = None) -> Turn:
+    async def enter(
+        self, key: str, tokens: float, n_bytes: int, alive: Alive | None = None, places: int = 1
+    ) -> Turn:
         """The turn of a request that may go now, to be given to `leave`. Raises Refuse."""
         began, first_position = self._clock(), 0
         while True:
             now = self._readiness()
-            turn = self._arrive(now, key, tokens, n_bytes)
+            turn = self._arrive(now, key, tokens, n_bytes, places)
             first_position = first_position or turn.position
             if not turn.running:
                 await self._wait(turn, self._patience.queue_s if now.ready else self._patience.hold_s, alive)
@@ -180,17 +187,15 @@ class Lobby:
     def leave(self, turn: Turn) -> None:
         self._call(self.line.leave(turn, self._clock()))
 
-    def _arrive(self, now: Readiness, key: str, tokens: float, n_bytes: int) -> Turn:
+    def _arrive(self, now: Readiness, key: str, tokens: float, n_bytes: int, places: int) -> Turn:
         if not now.ready:
             self.check()
         bound = None if now.ready else self._patience.hold_requests
         try:
-            turn, given_way = self.line.arrive(key, tokens, n_bytes, self._clock(), bound)
+            turn, given_way = self.line.arrive(key, tokens, n_bytes, self._clock(), bound, places)
         except Full as full:
-            self.waits.ended["full"] += 1
-            if not now.ready:
-                raise Refuse(not_ready(now.sentence, now.retry_after_s)) from None
-            raise Refuse(self._overloaded(f"No more requests can wait: {full}.", "queue_full")) from None
+            raise self._full(now, str(full)) from None
+        self._call(self.line.grant())  # room that was kept for the one that gave way
         if given_way is not None and given_way in self._waiters:
             self.waits.ended["gave_way"] += 1
             message = "This request gave way to one of a key that has fewer waiting."
@@ -225,9 +230,15 @@ class Lobby:
 
     def _call(self, turns: list[Turn]) -> None:
         for turn in turns:
-            called = self._waiters[turn].called
-            if not called.done():
-                called.set_result(None)
+            waiter = self._waiters.get(turn)  # none: it is arriving just now, and sees itself that it runs
+            if waiter is not None and not waiter.called.done():
+                waiter.called.set_result(None)
+
+    def _full(self, now: Readiness, why: str) -> Refuse:
+        self.waits.ended["full"] += 1
+        if not now.ready:
+            return Refuse(not_ready(now.sentence, now.retry_after_s))
+        return Refuse(self._overloaded(f"No more requests can wait: {why}.", "queue_full"))
 
     def _overloaded(self, what: str, code: str) -> Failure:
         return Failure(

@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 SHORT, LONG = 10.0, 10_000.0
 
 
-def come(line: Line, key: str, tokens: float = SHORT) -> Turn:
-    return line.arrive(key, tokens, 100, 0.0)[0]
+def come(line: Line, key: str, tokens: float = SHORT, places: int = 1) -> Turn:
+    turn = line.arrive(key, tokens, 100, 0.0, places=places)[0]
+    line.grant()
+    return turn
 
 
 def test_a_reserved_place_is_for_short_prompts_alone() -> None:
@@ -111,6 +113,60 @@ def test_the_estimate_of_the_wait_is_the_places_before_times_the_pace() -> None:
     assert line.estimated_wait_s() == 14  # six wait, one in two seconds
 
 
+def test_a_request_for_many_answers_takes_as_many_places() -> None:
+    line = Line(Lanes(running=4, reserved=1))
+    wide, narrow = come(line, "me", LONG, places=3), come(line, "me", LONG)
+    assert wide.running and line.n_running == line.n_running_long == 3 and not narrow.running
+    short = come(line, "me")
+    assert short.running, "the reserved place is free"
+    assert line.leave(wide, 1.0) == [narrow] and line.leave(short, 2.0) == [] and line.n_running == 1
+
+
+def test_more_answers_than_there_are_places_take_all_of_them() -> None:
+    line = Line(Lanes(running=4, reserved=1))
+    assert come(line, "me", LONG, places=99).places == 3
+    line = Line(Lanes(running=4, reserved=1))
+    assert come(line, "me", SHORT, places=99).places == 4 and line.n_running == 4
+
+
+def test_free_places_are_kept_for_a_request_that_needs_many_or_it_would_wait_for_ever() -> None:
+    line = Line(Lanes(running=3))
+    running = [come(line, "me") for _ in range(2)]
+    wide, later = come(line, "me", places=3), come(line, "me")
+    assert not wide.running and not later.running and line.n_running == 2
+    assert line.leave(running[0], 1.0) == [] and line.leave(running[1], 2.0) == [wide]
+    assert line.leave(wide, 3.0) == [later]
+
+
+def test_places_that_were_kept_go_round_when_who_waits_for_them_leaves_or_gives_way() -> None:
+    line = Line(Lanes(running=3, waiting=3))
+    come(line, "me"), come(line, "me")
+    wide, later = come(line, "me", places=2), come(line, "me")
+    assert line.leave(wide, 1.0) == [later]
+    line.leave(later, 1.0)
+    first, wide = come(line, "me", places=2), come(line, "me", LONG, places=2)
+    third = come(line, "me")
+    assert not any(turn.running for turn in (first, wide, third)) and line.n_waiting == 3
+    turn, given_way = line.arrive("rare", SHORT, 100, 2.0)
+    assert given_way is third and line.grant() == [turn], "the key with fewest goes before the one that needs two"
+
+
+def test_short_ones_pass_a_long_one_that_needs_many_places_into_the_reserved_ones_alone() -> None:
+    line = Line(Lanes(running=5, reserved=2))
+    come(line, "me", LONG)
+    wide = come(line, "me", LONG, places=3)
+    shorts = [come(line, "me") for _ in range(3)]
+    assert [turn.running for turn in shorts] == [True, True, False] and not wide.running
+
+
+def test_a_line_is_full_for_the_key_that_fills_it_alone() -> None:
+    line = Line(Lanes(running=1, waiting=2))
+    come(line, "busy")
+    assert not line.is_full("busy")
+    come(line, "busy"), come(line, "busy")
+    assert line.is_full("busy") and not line.is_full("rare") and not line.is_full("busy", bound=3)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Requests come and go in any order, and the engine with them."""
 
@@ -122,16 +178,20 @@ class AnyOrder(RuleBasedStateMachine):
         self.gone: list[Turn] = []
         self.now = 0.0
 
-    @rule(key=st.sampled_from("abc"), long=st.booleans(), n_bytes=st.integers(1, 1 << 20))
-    def arrive(self, key: str, long: bool, n_bytes: int) -> None:
+    @rule(key=st.sampled_from("abc"), long=st.booleans(), n_bytes=st.integers(1, 1 << 20),
+          places=st.sampled_from((1, 1, 1, 2, 3, 9)))  # fmt: skip
+    def arrive(self, key: str, long: bool, n_bytes: int, places: int) -> None:
+        would_be_full = self.line.is_full(key)
         before = Counter(turn.key for turn in self.line.waiting())
         try:
-            turn, given_way = self.line.arrive(key, 101 if long else 100, n_bytes, self.now)
+            turn, given_way = self.line.arrive(key, 101 if long else 100, n_bytes, self.now, places=places)
         except Full:
             assert sum(before.values()) == self.line.lanes.waiting
             assert all(n <= before[key] + 1 for n in before.values())
             return
+        assert not would_be_full
         self.here.append(turn)
+        assert all(granted in self.here for granted in self.line.grant())
         if given_way is not None:
             self.here.remove(given_way)
             assert before[given_way.key] > before[key] + 1
@@ -173,16 +233,20 @@ class AnyOrder(RuleBasedStateMachine):
         running = [turn for turn in self.here if turn.running]
         waiting = [turn for turn in self.here if not turn.running]
         assert line.waiting() == waiting  # in order
-        assert (line.n_running, line.n_waiting) == (len(running), len(waiting))
+        n_running = sum(turn.places for turn in running)
+        assert (line.n_running, line.n_waiting) == (n_running, len(waiting))
         assert line.waiting_bytes == sum(turn.n_bytes for turn in waiting)
-        n_long = sum(not turn.short for turn in running)
+        n_long = sum(turn.places for turn in running if not turn.short)
         n_reading = sum(turn.reading for turn in self.here)
         assert line.n_reading_long == n_reading <= min(n_long, lanes.reading_long)
-        assert line.n_running_long == n_long <= lanes.running_long and len(running) <= lanes.running
+        assert line.n_running_long == n_long <= lanes.running_long and n_running <= lanes.running
         assert len(waiting) <= lanes.waiting
-        if line.open and len(running) < lanes.running:
+        wide = [turn for turn in waiting if turn.places > 1]
+        if line.open and n_running < lanes.running and not wide:
             assert not any(turn.short for turn in waiting)
             assert not waiting or lanes.running_long == n_long or n_reading == lanes.reading_long
+        if line.open and not running:
+            assert not waiting, "nobody may wait at an engine that does nothing"
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -175,6 +175,12 @@ async def test_a_key_for_other_models_is_refused_by_name(start: Any) -> None:
     assert error["code"] == "model_not_allowed" and error["param"] == "model"
     assert error["message"] == f"The key me is for small, tiny; this fleet serves {MODEL}. Ask the operator."
     assert await refusal_free(fleet, False, OTHER) == 200
+    for key, ids in ((KEY, []), (OTHER, [MODEL])):
+        async with fleet.get("/v1/models", key) as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ids
+        async with fleet.get(f"/v1/models/{MODEL}", key) as response:
+            assert response.status == (200 if ids else 403)
+            assert ids or (await response.json())["error"]["code"] == "model_not_allowed"
 
 
 async def test_defaults_and_the_cap_of_a_key_hold_and_are_told(start: Any) -> None:

@@ -165,6 +165,46 @@ async def test_a_full_line_is_503_with_the_reason_and_room_for_other_keys(start:
     assert sorted([(await task)[0] for task in waiting]) == [200, 503]
 
 
+async def test_a_full_line_is_told_before_the_body_is_sent(start: Any) -> None:
+    fleet = await start(lanes=Lanes(running=1, waiting=1))
+    fleet.engine.behave = fleet.engine.hangs
+    tasks = [asked(fleet)]
+    await fleet.until(lambda: fleet.engine.seen)
+    tasks.append(asked(fleet))
+    await until_waiting(fleet, 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.config.port)
+    writer.write(fleet.head(1 << 20))
+    raw = await asyncio.wait_for(reader.readuntil(b"}}"), 10)  # and not a byte of the body was sent
+    assert raw.startswith(b"HTTP/1.1 503 ") and b'"queue_full"' in raw
+    writer.close()
+    fleet.engine.behave = None
+    async with fleet.post("/tokenize", prompt="hi") as response:
+        assert response.status == 200, "what needs no place is not sent away"
+    fleet.engine.release.set()
+    assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+@pytest.mark.parametrize(("path", "body", "places"), [
+    ("/v1/chat/completions", {"n": 3}, 3), ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+    ("/v1/completions", {"prompt": [1, 2, 3]}, 1), ("/v1/chat/completions", {"n": 1000}, 8),
+])  # fmt: skip
+async def test_each_answer_that_a_request_asks_for_takes_a_place(
+    start: Any, path: str, body: dict[str, Any], places: int
+) -> None:
+    fleet = await start(lanes=Lanes(running=8))
+    fleet.engine.behave = fleet.engine.hangs
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(read(fleet, path, body))
+        await fleet.until(lambda: fleet.engine.seen)
+        assert f'dsv41_gateway_lane_requests{{lane="short",at="engine"}} {places}\n' in await fleet.metrics()
+        fleet.engine.release.set()
+
+
+async def read(fleet: Any, path: str, body: dict[str, Any]) -> None:
+    async with fleet.post(path, **body) as response:
+        await response.read()
+
+
 async def test_who_waits_too_long_is_told_so(start: Any) -> None:
     fleet = await start(lanes=Lanes(running=1), patience=Patience(queue_s=0.05))
     fleet.engine.behave = fleet.engine.hangs
