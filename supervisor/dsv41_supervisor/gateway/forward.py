@@ -23,7 +23,7 @@ from .outlet import ClientGone, Outlet
 from .policy import Body, CapSource, Effective
 from .protocols import Protocol, anthropic_status
 from .readiness import DEFAULT_RETRY_AFTER_S
-from .routes import Route
+from .routes import Route, batch
 from .running import Cut, Ticket
 
 ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
@@ -83,9 +83,7 @@ class Job:
         """Answers that it asks for: `n` of each prompt. Other protocols than OpenAI's have one."""
         if self.route.protocol is not Protocol.OPENAI:
             return 1
-        prompts = self.body.get("prompt")
-        n_prompts = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
-        return int(self.body.get("n", 1)) * n_prompts
+        return int(self.body.get("n", 1)) * max(1, batch(self.body))
 
     def sent(self) -> None:
         """A prompt has megabytes, an answer streams for minutes."""

@@ -30,9 +30,13 @@ class Route:
         if self.name_field is None:
             return body, {"x-override-rid": request_id}, (request_id,)
         name = f"resp_{request_id}" if self.protocol is Protocol.RESPONSES else request_id
-        prompts = body.get("prompt")
-        batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 0
-        return body | {self.name_field: name}, {}, (name, *(f"{name}_{i}" for i in range(batch)))
+        return body | {self.name_field: name}, {}, (name, *(f"{name}_{i}" for i in range(batch(body))))
+
+
+def batch(body: Body) -> int:
+    """How many prompts it holds as a list; 0 for one text, or one list of token ids."""
+    prompts = body.get("prompt")
+    return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 0
 
 
 ROUTES = (
