@@ -14,6 +14,7 @@ import pytest
 from dsv41_adapters.report import ArmedReport
 
 from tests.engine.engines import Answer, Engine, pack_rows, running, without_tables
+from tests.engine.gateway import Fleet, gateway
 from tests.harness.encoding_file import V41_TOKENS, encoding_file
 
 PROMPTS = (
@@ -25,6 +26,8 @@ PROMPTS = (
     "x",
 )
 N_TOKENS = 16
+CONTEXT = 4096
+"""Of the demo's model."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -147,6 +150,14 @@ def stock_tp1(engine_python: Path, demo_checkpoint: Path, tmp_path_factory: pyte
     directory = tmp_path_factory.mktemp("stock-tp1")
     with running(engine_python, demo_checkpoint, directory, world_size=1) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def fleet(stock_tp1: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """That engine behind the real gateway, for clients."""
+    directory = tmp_path_factory.mktemp("gateway")
+    with gateway(stock_tp1.ranks[0].port, directory, context_length=CONTEXT) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="session")

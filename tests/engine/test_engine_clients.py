@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.conftest import CONTEXT
 from tests.engine.engines import Engine
 from tests.engine.gateway import KEY, Fleet, gateway
 
 INSIDE = Path(__file__).parent / "inside"
-CONTEXT = 4096
 CLIENT_S = 240
 """Bound of one client's steps. They take 20 s together on two idle cores."""
 
@@ -28,13 +28,6 @@ CHAT = [
 ]  # fmt: skip
 MESSAGES = ["create", "stream", "thinking", "tools", "count", "history", "errors"]
 CALL = ["get_weather", {"city": "Paris"}], ["get_weather", {"city": "Rome"}]
-
-
-@pytest.fixture(scope="module")
-def fleet(stock_tp1: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    directory = tmp_path_factory.mktemp("gateway")
-    with gateway(stock_tp1.ranks[0].port, directory, context_length=CONTEXT) as fleet:
-        yield fleet
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,15 @@ def test_the_page_names_every_route_that_reaches_the_engine() -> None:
     assert all(f"`{route.path}`" in PAGE for route in ROUTES)
 
 
+def test_the_page_names_the_versions_of_the_clients_that_are_run() -> None:
+    pins = (Path(__file__).parents[2] / "clients" / "requirements.in").read_text()
+    clients = re.findall(r"^(\S+)==(\S+)$", pins, re.MULTILINE)
+    assert len(clients) >= 4
+    for name, version in clients:
+        told = re.findall(rf"^\| `?{re.escape(name)}`? ([\d.]+)", PAGE, re.MULTILINE)
+        assert told and set(told) == {version}, f"run {name}'s tests, then change the version in the client matrix"
+
+
 def test_the_page_has_the_ten_most_likely_mistakes_at_least() -> None:
     assert len(COMMANDS) >= 10
 
