@@ -163,3 +163,43 @@ def test_a_body_that_can_just_be_read_can_be_written_too(target: Target) -> None
 
 def test_that_was_all_without_a_word_in_the_log(target: Target) -> None:
     target.must_serve()
+
+
+_ASKED = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        *(("/v1/chat/completions", "n", n) for n in (129, 10**9, 10**400, 1e300)),
+        *(("/v1/chat/completions", "top_logprobs", k) for k in (21, 10**6, -1, "1000000", 1e300, [])),
+        *(("/v1/completions", "logprobs", k) for k in (21, 10**6, -1, "1000000", {})),
+        ("/v1/responses", "top_logprobs", 10**6),
+        ("/v1/completions", "prompt", ["x"] * 2049),
+        ("/v1/completions", "prompt", [[1]] * 300_000),
+        ("/v1/chat/completions", "prompt", ["x"] * 2049),
+        ("/v1/chat/completions", "stop_regex", "(a+)+$"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_one_request_that_would_take_the_engine_down_is_refused(
+    target: Target, path: str, field: str, value: object
+) -> None:
+    """SGLang 0.5.23 multiplies its lists by `n` and asks torch for the best `top_logprobs` of a smaller vocabulary, in
+    the process that every request runs in; it runs `stop_regex` there too."""
+    before = target.upstream.requests
+    good = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else _ASKED
+    answer = target.post(path, good | {field: value})
+    assert answer.status == 400 and answer.error["param"] == field, answer
+    assert target.upstream.requests == before
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/v1/chat/completions", {"n": 128.0, "logprobs": True, "top_logprobs": 20}),
+     ("/v1/completions", {"logprobs": 0, "n": 1}), ("/v1/completions", {"prompt": ["x"] * 2048}),
+     ("/v1/responses", {"top_logprobs": 5.0})],
+)  # fmt: skip
+def test_what_the_engine_can_do_passes(target: Target, path: str, more: dict[str, Any]) -> None:
+    good = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else _ASKED
+    assert target.post(path, good | more).status == 200

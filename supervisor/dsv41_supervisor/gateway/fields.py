@@ -49,6 +49,15 @@ def count(value: object, where: str) -> int:
     return value
 
 
+def up_to(value: object, most: int, where: str) -> int:
+    """A whole number from 0 to `most`. The engine takes "100" for 100."""
+    if isinstance(value, float) and isfinite(value) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise BadRequest(f"{where} is not a whole number from 0 to {most}.", where)
+    return value
+
+
 def messages(out: Body) -> list[Body]:
     """The messages, each an object with a role."""
     given = out.get("messages")

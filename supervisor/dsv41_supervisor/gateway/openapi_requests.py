@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS
 from .policy_messages import BLOCKS
 from .policy_responses import OWN_TOOLS
 from .thinking import FALSE, TIER_BUDGETS, TRUE
@@ -71,13 +72,20 @@ _BLOCK = {
         _object(("type", "source"), type={"const": "image"}, source=_BASE64),
     ]
 }
+_N: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_ANSWERS}
+_BEST: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 _STREAM = {"stream": _FLAG, "stream_options": _body((), include_usage=_FLAG)}
 _CHAT = _body(
     ("messages",), model=_NAME, messages=_MESSAGES, max_tokens=_TOKENS, max_completion_tokens=_TOKENS,
-    reasoning=_REASONING, **_STREAM, **_LOOSE_THINKING,
+    reasoning=_REASONING, n=_N, top_logprobs=_BEST, **_STREAM, **_LOOSE_THINKING,
 )  # fmt: skip
-_PROMPT = _text_or_list({"type": ["string", "integer", "array"]}, least=1)
-_COMPLETION = _body(("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, **_STREAM)
+_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
+_TEXT_OR_IDS: Schema = {"anyOf": [{"type": "string"}, _IDS]}
+_TEXTS: Schema = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_OR_IDS}
+_PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _IDS, _TEXTS]}
+_COMPLETION = _body(
+    ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, **_STREAM,
+)  # fmt: skip
 _RESPONSE = _body(
     ("input",),
     model=_NAME,
@@ -86,6 +94,7 @@ _RESPONSE = _body(
     stream=_FLAG,
     max_output_tokens=_TOKENS,
     reasoning=_REASONING,
+    top_logprobs=_BEST,
     tools={
         "type": "array",
         "items": _object(("type",), type={"enum": sorted(filter(None, OWN_TOOLS))}),

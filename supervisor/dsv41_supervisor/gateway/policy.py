@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from . import thinking
-from .fields import BadRequest, Body, an_object, check_parts, count, flag, messages
+from .fields import BadRequest, Body, an_object, check_parts, count, flag, messages, up_to
 from .thinking import TIER_BUDGETS, read_effort
 
 __all__ = ["TIER_BUDGETS", "BadRequest", "Body", "read_effort"]
@@ -26,9 +26,15 @@ ENGINE_ONLY = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room",  # make the engine connect elsewhere
     "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "priority",
     "custom_logit_processor",  # code to run in the engine
+    "stop_regex",  # matched between two tokens of everybody; a bad one takes for ever
     "lora_path", "rid", "session_params", "session_id", "custom_labels",
 })  # fmt: skip
 """Fields for SGLang's own router and operator, not for users. Source: protocol.py, sglang 0.5.23."""
+
+MAX_ANSWERS = 128
+MAX_PROMPTS = 2048
+MAX_LOGPROBS = 20
+"""Of one request. Source: OpenAI's API, whose limits on `n` and `top_logprobs` these are; the prompts are a guess."""
 
 HEADROOM_TOKENS = 2
 """SGLang takes so many off `max_output_tokens`. Source: `to_sampling_params` in openai/protocol.py, sglang 0.5.23."""
@@ -164,10 +170,26 @@ def common(body: Body, limits: Limits) -> Body:
     out = {name: value for name, value in body.items() if value is not None}
     # One fleet serves one model. Also keeps SGLang from reading `name:adapter` as a LoRA path.
     out["model"] = limits.served_model_name
-    n = out.get("n")
-    if n is not None:
-        out["n"] = count(n, "n")
+    _check_size(out)
     return out
+
+
+def _check_size(out: Body) -> None:
+    """What the engine would do without a limit, in the process that every request runs in: lists `n` times as long, and
+    the best of more tokens than there are, at which it ends.
+
+    Source: io_struct.py and logprob_processor.py, sglang 0.5.23; read, not run.
+    """
+    if "n" in out:
+        out["n"] = count(out["n"], "n")
+        if out["n"] > MAX_ANSWERS:
+            raise BadRequest(f"n is above {MAX_ANSWERS}: send more requests.", "n")
+    for name in ("top_logprobs", "logprobs"):  # the latter a number on /v1/completions, a switch elsewhere
+        if not isinstance(out.get(name, False), bool):
+            out[name] = up_to(out[name], MAX_LOGPROBS, name)
+    prompts = out.get("prompt")
+    if isinstance(prompts, list) and len(prompts) > MAX_PROMPTS and not isinstance(prompts[0], int):
+        raise BadRequest(f"prompt holds more than {MAX_PROMPTS} prompts: send more requests.", "prompt")
 
 
 def template_thinking(out: Body, limits: Limits) -> thinking.Thinking:
