@@ -8,6 +8,7 @@ letter. Rows that count, code and prose are never that; a text of zeros is, so t
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +29,8 @@ MAX_PERIOD_CHARS = 2048
 _WINDOW_CHARS = COPIES * MAX_PERIOD_CHARS
 _STRIDE_CHARS = 1024
 _TAIL_CHARS = 64
+_MOST_TAIL_CHARS = 3400
+"""Comes again in every loop: the least that `LEAST_CHARS`, or `COPIES`, leave beside one period."""
 
 
 class Mode(StrEnum):
@@ -85,16 +88,24 @@ def period_of_end(text: str) -> int | None:
     """
     if len(text) < LEAST_CHARS:
         return None
-    tail = text[-_TAIL_CHARS:]
-    lowest = max(0, len(text) - _TAIL_CHARS - MAX_PERIOD_CHARS)
-    at = text.rfind(tail, lowest, len(text) - 1)
-    while at >= 0:
-        period = len(text) - _TAIL_CHARS - at
+    tail, too_short = text[-_TAIL_CHARS:], 0
+    while True:
+        lowest = max(0, len(text) - len(tail) - MAX_PERIOD_CHARS)
+        at = text.rfind(tail, lowest, len(text) - too_short - 1)
+        period = len(text) - len(tail) - at
         length = max(COPIES * period, LEAST_CHARS)
-        if length <= len(text) and text[-length:-period] == text[period - length :]:
+        if at < 0 or length > len(text):
+            return None
+        if _has_period(text, period, length):
             return period
-        at = text.rfind(tail, lowest, at + _TAIL_CHARS - 1)
-    return None
+        # A longer period shows in a longer tail, one that this period does not have; and where the two overlapped by
+        # both, they had one in common (Fine and Wilf), and this run were longer. So few are tried, also in a blank.
+        run = bisect_left(range(length), True, period, key=lambda n: not _has_period(text, period, n)) - 1
+        tail, too_short = text[-min(run + 1, _MOST_TAIL_CHARS) :], max(period, run - period)
+
+
+def _has_period(text: str, period: int, length: int) -> bool:
+    return length <= period or text[-length:-period] == text[period - length :]
 
 
 def _copies(text: str, period: int) -> int:

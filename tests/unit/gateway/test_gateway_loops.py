@@ -57,6 +57,22 @@ def test_a_loop_that_is_too_short_is_none(before: str, unit: str, size: int) -> 
     assert fed("\x00" + before[:-1] + text, size)[0] is None
 
 
+runs = st.lists(st.tuples(st.text("ab", min_size=1, max_size=5), st.integers(1, 900)), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(runs, st.integers(0, 40), st.integers(1, 4))
+def test_the_period_is_the_one_that_looking_at_each_gives(pieces: list[tuple[str, int]], cut: int, times: int) -> None:
+    """Runs in runs, of two letters: what a shortcut gets wrong."""
+    text = ("".join(piece * n for piece, n in pieces) * times * 7)[: WINDOW - cut]
+
+    def has(period: int) -> bool:
+        length = max(COPIES * period, LEAST_CHARS)
+        return length <= len(text) and text[-length:-period] == text[period - length :]
+
+    assert loops.period_of_end(text) == next(filter(has, range(1, MAX_PERIOD_CHARS + 1)), None)
+
+
 def rows(n: int) -> dict[str, str]:
     return {
         "a list that counts": "".join(f"{i}. Do the same thing once more\n" for i in range(n)),
