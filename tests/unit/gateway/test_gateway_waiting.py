@@ -304,6 +304,18 @@ async def test_a_stream_refused_before_it_has_begun_keeps_its_status(start: Any)
     assert (await running)[0] == 200
 
 
+async def test_a_gateway_that_stops_ends_a_stream_that_waits_with_its_error(start: Any) -> None:
+    fleet = await start(patience=Patience(hold_s=60), keep_alive_s=0.05)
+    fleet.supervisor.lose_rank()
+    await fleet.until_ready(False)
+    async with fleet.post(stream=True) as response:
+        await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5)
+        stopping = asyncio.create_task(fleet.gateway.aclose())
+        rest = await asyncio.wait_for(response.read(), 10)
+    await stopping
+    assert code_of(rest) == "fleet_not_ready" and b"The gateway is stopping." in rest
+
+
 async def test_a_client_that_leaves_after_a_sign_of_life_gives_its_place_back(start: Any) -> None:
     fleet = await start(patience=Patience(hold_s=60), keep_alive_s=0.05)
     fleet.supervisor.lose_rank()
