@@ -140,13 +140,13 @@ def test_a_prompt_of_a_million_token_ids_is_served(target: Target) -> None:
 
 def _bomb(kind: str, size: int) -> bytes:
     if kind == "gzip":
-        return gzip.compress(b"a" * size, 9)
-    return zlib.compress(b"a" * size, 9)
+        return gzip.compress(bytes(size), 1)
+    return zlib.compress(bytes(size), 1)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
 def test_a_bomb_is_cut_at_the_limit(target: Target, kind: str) -> None:
-    bomb = _bomb(kind, 400 * MIB)
+    bomb = _bomb(kind, 160 * MIB)
     assert len(bomb) < MIB
     target.forget_peak()
     before = target.rss_bytes

@@ -35,7 +35,7 @@ def run(target: Target, python: Path, directory: Path, *more: str) -> int:
 
 def test_drawn_requests_get_promised_answers(target: Target, clients_python: Path, tmp_path: Path) -> None:
     before = target.upstream.requests
-    assert run(target, clients_python, tmp_path, "--phases", "fuzzing", "--max-examples", "8") > 100
+    assert run(target, clients_python, tmp_path, "--phases", "fuzzing", "--max-examples", "5") > 50
     assert target.upstream.requests - before > 20, "nearly all was refused before the engine: the document is too wide"
 
 

@@ -53,6 +53,8 @@ class Door:
         self._unread: dict[Connection, tuple[int, float]] = {}
         """Bytes that the client has not taken yet, and when it last took some."""
         self._said_at_s = -_SAY_AGAIN_S
+        self._now_s = 0.0
+        """Counted in looks: while this process itself stood still, nobody was slow."""
 
     @web.middleware
     async def busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -75,7 +77,7 @@ class Door:
         """False when all that are there are being answered."""
         if len(self._since_s) >= self._most and not self._make_room():
             return False
-        self._since_s[connection] = time.monotonic()
+        self._since_s[connection] = self._now_s
         self._idle.setdefault(connection.address, {})[connection] = None
         return True
 
@@ -88,13 +90,13 @@ class Door:
         """Until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
+            self._now_s += LOOK_S
             for connection, since_s in list(self._since_s.items()):
-                if now - since_s > FIRST_S or self._is_stalled(connection, now):
+                if self._now_s - since_s > FIRST_S or self._is_stalled(connection):
                     connection.drop()
 
-    def _is_stalled(self, connection: Connection, now: float) -> bool:
-        unread = connection.n_unread
+    def _is_stalled(self, connection: Connection) -> bool:
+        unread, now = connection.n_unread, self._now_s
         before, took_at = self._unread.get(connection, (0, now))
         if not unread:
             self._unread.pop(connection, None)
