@@ -157,7 +157,12 @@ class Forwarder:
         """Those of the engine's metrics that ours are short of; nothing when it does not answer soon."""
         try:
             async with asyncio.timeout(_METRICS_S), self._session.get(f"{base}/metrics/") as response:
-                return metrics_engine.chosen(await response.content.read(metrics_engine.MAX_BYTES))
+                text = b""
+                async for chunk in response.content.iter_any():
+                    text += chunk
+                    if len(text) > metrics_engine.MAX_BYTES:
+                        return ""
+                return metrics_engine.chosen(text)
         except (*ENGINE_GONE, TimeoutError):
             return ""
 

@@ -283,7 +283,7 @@ async def test_a_refusal_after_the_stream_has_begun_is_its_protocols_error_event
 
 
 async def test_a_stream_that_waits_too_long_says_so_in_its_last_event(start: Any) -> None:
-    fleet = await start(lanes=Lanes(running=1), patience=Patience(queue_s=0.3), keep_alive_s=0.05)
+    fleet = await start(lanes=Lanes(running=1), patience=Patience(queue_s=1.5), keep_alive_s=0.05)
     fleet.engine.behave = fleet.engine.hangs
     running = asked(fleet)
     await fleet.until(lambda: fleet.engine.seen)
