@@ -53,6 +53,7 @@ def chat(limits: Limits = LIMITS, **body: Any) -> tuple[dict[str, Any], policy.E
         ({"reasoning_effort": 100}, True, 100),
         ({"reasoning_effort": 0.3}, True, 30),
         ({"reasoning_effort": 0.0}, True, 1),
+        ({"reasoning_effort": 49.0}, True, 49),
         ({"reasoning_effort": 0.99}, True, 99),
         ({"reasoning_effort": "30"}, True, 30),
         ({"reasoning_effort": "0.3"}, True, 30),

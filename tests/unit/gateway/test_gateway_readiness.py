@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from dsv41_supervisor.gateway.readiness import Readiness
+from dsv41_supervisor.gateway.readiness import DEFAULT_RETRY_AFTER_S, Readiness
 
 GOOD = {
     "version": 17, "ready": True, "reason": None, "state": "serving", "boot": "b",
@@ -238,3 +238,9 @@ def test_an_answer_of_the_supervisor_is_read_or_refused_whole() -> None:
 )  # fmt: skip
 def test_which_changes_end_running_requests(state: str, boot: str | None, keeps: bool) -> None:
     assert Readiness(False, "x", state=state, boot=boot).serves("b") is keeps
+
+
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), -1, 10**400, "12", None, [], 1e9])
+def test_a_wait_that_no_client_can_use_is_our_own_guess(said: object) -> None:
+    now = Readiness.from_json(GOOD | {"ready": False, "retry_after_s": said})
+    assert now.retry_after_s == DEFAULT_RETRY_AFTER_S and "Try again in 5 s." in now.sentence
