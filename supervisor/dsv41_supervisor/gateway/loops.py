@@ -7,14 +7,13 @@ letter. Rows that count, code and prose are never that; a text of zeros is, so t
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from .answers import Failure
+from .answers import Failure, an_object
 from .fields import BadRequest
 from .protocols import Protocol
 
@@ -28,6 +27,7 @@ MAX_PERIOD_CHARS = 2048
 
 _WINDOW_CHARS = COPIES * MAX_PERIOD_CHARS
 _STRIDE_CHARS = 1024
+_MOST_CHOICES = 64
 _TAIL_CHARS = 64
 _MOST_TAIL_CHARS = 3400
 """Comes again in every loop: the least that `LEAST_CHARS`, or `COPIES`, leave beside one period."""
@@ -70,6 +70,9 @@ class Watch:
             return None
         fresh = "".join(self._new)
         self._new, self._n_new = [], 0
+        passed = max(0, len(fresh) - _WINDOW_CHARS)  # a text that comes in one piece is looked at from its end
+        self._n += passed
+        fresh = fresh[passed:]
         for start in range(0, len(fresh), _STRIDE_CHARS):
             piece = fresh[start : start + _STRIDE_CHARS]
             self._n += len(piece)
@@ -128,18 +131,19 @@ class Guard:
         """A loop that these whole events show, once."""
         for raw in events.split(b"\n\n"):
             _, mark, content = raw.partition(b"data: ")
-            if mark and content.startswith(b"{"):
-                try:
-                    said = json.loads(content)
-                except ValueError:
-                    continue
-                if self.loop is None and self._feed(streamed(self._protocol, said)):
+            if mark and self.loop is None and (said := an_object(content)) is not None:
+                for index, text in streamed(self._protocol, said):
+                    if len(self._watches) < _MOST_CHOICES or index in self._watches:
+                        self.loop = self.loop or self._watches.setdefault(index, Watch()).feed(text)
+                if self.loop is not None:
                     return self.loop
         return None
 
     def look_at_answer(self, said: dict[str, Any]) -> Loop | None:
-        """The same for a whole answer."""
-        return self.loop if self._feed(answered(said)) else None
+        """The same for a whole answer: whether one of its texts ends in a loop."""
+        for text in answered(said):
+            self.loop = self.loop or Watch().feed(text)
+        return self.loop
 
     @staticmethod
     def failure(loop: Loop) -> Failure:
@@ -149,13 +153,6 @@ class Guard:
             f"{loop.character} on, and was ended: the request asked for {HEADER}: stop."
         )
         return Failure(502, message, "repetition", "repetition")
-
-    def _feed(self, texts: Iterator[tuple[int, str]]) -> bool:
-        for index, text in texts:
-            self.loop = self._watches.setdefault(index, Watch()).feed(text)
-            if self.loop is not None:
-                return True
-        return False
 
 
 def guard(asked: str | None, protocol: Protocol) -> Guard | None:
@@ -168,31 +165,27 @@ def guard(asked: str | None, protocol: Protocol) -> Guard | None:
         raise BadRequest(f"{HEADER} is none of observe, stop, off.", HEADER) from None
 
 
-def streamed(protocol: Protocol, said: Any) -> Iterator[tuple[int, str]]:
+def streamed(protocol: Protocol, said: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """New text in an event, and of which choice: text, thoughts and arguments of calls alike."""
     if protocol is Protocol.OPENAI:
         yield from _choices(said, "delta")
-    elif isinstance(said, dict):
-        delta = said.get("delta")
-        if protocol is Protocol.RESPONSES:
-            yield from ((0, text) for text in _strings({"delta": delta}, "delta"))
-        else:
-            yield from ((0, text) for text in _strings(delta, "text", "thinking", "partial_json"))
+    elif protocol is Protocol.RESPONSES:
+        yield from ((0, text) for text in _strings(said, "delta"))
+    else:
+        yield from ((0, text) for text in _strings(said.get("delta"), "text", "thinking", "partial_json"))
 
 
-def answered(said: dict[str, Any]) -> Iterator[tuple[int, str]]:
+def answered(said: dict[str, Any]) -> Iterator[str]:
     """The texts of a whole answer, of any protocol."""
-    yield from _choices(said, "message")
-    for n, block in enumerate(_list(said.get("content")) + _list(said.get("output"))):
-        for text in _strings(block, "text", "thinking", "arguments", "input"):
-            yield n, text
+    yield from (text for _, text in _choices(said, "message"))
+    for block in _list(said.get("content")) + _list(said.get("output")):
+        yield from _strings(block, "text", "thinking", "arguments", "input")
         for part in _list(block.get("content") if isinstance(block, dict) else None):
-            for text in _strings(part, "text"):
-                yield n, text
+            yield from _strings(part, "text")
 
 
-def _choices(said: Any, name: str) -> Iterator[tuple[int, str]]:
-    for choice in _list(said.get("choices") if isinstance(said, dict) else None):
+def _choices(said: dict[str, Any], name: str) -> Iterator[tuple[int, str]]:
+    for choice in _list(said.get("choices")):
         if not isinstance(choice, dict):
             continue
         index = choice.get("index")

@@ -36,5 +36,8 @@ def in_answer(protocol: Protocol, content: bytes, said: dict[str, Any]) -> bool:
     if WORD not in content:
         return False
     if protocol is Protocol.RESPONSES:
-        content = json.dumps(said.get("output")).encode()
+        try:
+            content = json.dumps(said.get("output")).encode()
+        except RecursionError:  # it could just be read
+            return False
     return _MARK.search(content) is not None

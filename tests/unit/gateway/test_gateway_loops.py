@@ -136,11 +136,30 @@ def test_two_choices_that_interleave_are_two_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [b"", b"data: {", b"data: []\n\n", b'data: {"choices": [1, {"delta": 3}], "delta": 1}\n\n']
+    "odd",
+    [
+        b"", b"data: {", b"data: []\n\n", b'data: {"choices": [1, {"delta": 3}], "delta": 1}\n\n',
+        b'data: {"delta":' + b"[" * 100_000,
+    ],
 )  # fmt: skip
 @pytest.mark.parametrize("protocol", list(Protocol))
 def test_events_that_mean_nothing_break_nothing(protocol: Protocol, odd: bytes) -> None:
     assert Guard(Mode.STOP, protocol).look(odd) is None
+
+
+def test_an_engine_that_counts_choices_for_ever_takes_no_memory_for_them() -> None:
+    guard = Guard(Mode.OBSERVE, Protocol.OPENAI)
+    for index in range(500):
+        said = {"choices": [{"index": index, "delta": {"content": "a"}}]}
+        guard.look(b"data: " + json.dumps(said).encode() + b"\n\n")
+    assert len(guard._watches) == 64
+
+
+def test_a_text_of_megabytes_in_one_piece_is_looked_at_from_its_end() -> None:
+    text = "".join(map(str, range(600_000)))
+    assert Guard(Mode.OBSERVE, Protocol.OPENAI).look_at_answer({"choices": [{"text": text}]}) is None
+    loop = Guard(Mode.OBSERVE, Protocol.OPENAI).look_at_answer({"choices": [{"text": text + "ab" * 10_000}]})
+    assert loop is not None and loop.character >= len(text) and loop.period == 2
 
 
 REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
