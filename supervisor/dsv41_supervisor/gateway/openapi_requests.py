@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS
+from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS, MAX_STOP_CHARS
 from .policy_messages import BLOCKS
 from .policy_responses import OWN_TOOLS
 from .thinking import FALSE, TIER_BUDGETS, TRUE
@@ -74,17 +74,19 @@ _BLOCK = {
 }
 _N: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_ANSWERS}
 _BEST: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+_TEXT: Schema = {"type": "string", "maxLength": MAX_STOP_CHARS}
+_STOP: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _STREAM = {"stream": _FLAG, "stream_options": _body((), include_usage=_FLAG)}
 _CHAT = _body(
     ("messages",), model=_NAME, messages=_MESSAGES, max_tokens=_TOKENS, max_completion_tokens=_TOKENS,
-    reasoning=_REASONING, n=_N, top_logprobs=_BEST, **_STREAM, **_LOOSE_THINKING,
+    reasoning=_REASONING, n=_N, top_logprobs=_BEST, stop=_STOP, **_STREAM, **_LOOSE_THINKING,
 )  # fmt: skip
 _IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
 _TEXT_OR_IDS: Schema = {"anyOf": [{"type": "string"}, _IDS]}
 _TEXTS: Schema = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_OR_IDS}
 _PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _IDS, _TEXTS]}
 _COMPLETION = _body(
-    ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, **_STREAM,
+    ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, stop=_STOP, **_STREAM,
 )  # fmt: skip
 _RESPONSE = _body(
     ("input",),
@@ -95,6 +97,7 @@ _RESPONSE = _body(
     max_output_tokens=_TOKENS,
     reasoning=_REASONING,
     top_logprobs=_BEST,
+    stop=_STOP,
     tools={
         "type": "array",
         "items": _object(("type",), type={"enum": sorted(filter(None, OWN_TOOLS))}),
@@ -118,7 +121,9 @@ _COUNTED = {
     **_LOOSE_THINKING,
 }
 _COUNT = _body(("messages",), **_COUNTED)
-_MESSAGE = _body(("messages",), **_COUNTED, stream=_FLAG, max_tokens=_TOKENS)
+_MESSAGE = _body(
+    ("messages",), **_COUNTED, stream=_FLAG, max_tokens=_TOKENS, stop_sequences={"type": "array", "items": _TEXT}
+)
 _TOKENIZE = {
     "oneOf": [
         _body(("prompt",), model=_NAME, prompt=_text_or_list({"type": "string"})) | {"not": {"required": ["messages"]}},

@@ -35,6 +35,9 @@ MAX_ANSWERS = 128
 MAX_PROMPTS = 2048
 MAX_LOGPROBS = 20
 """Of one request. Source: OpenAI's API, whose limits on `n` and `top_logprobs` these are; the prompts are a guess."""
+MAX_STOP_CHARS = 256
+"""Of one stop text. SGLang compares each of its beginnings between two tokens of everybody: one of 100,000 characters
+took 0.4 s a token (its loop, measured alone), and a request may have 32. Its own limit on `stop_regex` is this one."""
 
 HEADROOM_TOKENS = 2
 """SGLang takes so many off `max_output_tokens`. Source: `to_sampling_params` in openai/protocol.py, sglang 0.5.23."""
@@ -190,6 +193,12 @@ def _check_size(out: Body) -> None:
     prompts = out.get("prompt")
     if isinstance(prompts, list) and len(prompts) > MAX_PROMPTS and not isinstance(prompts[0], int):
         raise BadRequest(f"prompt holds more than {MAX_PROMPTS} prompts: send more requests.", "prompt")
+    for name in ("stop", "stop_sequences"):
+        stops = out.get(name)
+        for stop in stops if isinstance(stops, list) else [stops]:
+            if isinstance(stop, str) and len(stop) > MAX_STOP_CHARS:
+                told = f"{name} holds a text of more than {MAX_STOP_CHARS} characters: send its beginning."
+                raise BadRequest(told, name)
 
 
 def template_thinking(out: Body, limits: Limits) -> thinking.Thinking:

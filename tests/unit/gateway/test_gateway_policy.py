@@ -177,6 +177,8 @@ def test_the_default_of_thinking_is_the_fleets() -> None:
         ({"custom_logit_processor": "x"}, "custom_logit_processor"),
         ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
         ({"rid": "somebody-else"}, "rid"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop": ["x", "x" * 257]}, "stop"),
     ],
 )  # fmt: skip
 def test_what_is_ambiguous_or_not_for_users_is_refused_by_name(body: Any, param: str) -> None:

@@ -96,6 +96,7 @@ def test_what_messages_cannot_have_is_told() -> None:
         ({"thinking": {"type": "sometimes"}}, "thinking.type", "invalid_value"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort", "invalid_value"),
         ({"system": [{"type": "document"}]}, "system[0]", "unsupported_content"),
+        ({"stop_sequences": ["x" * 257]}, "stop_sequences", "invalid_value"),
     ],
 )
 def test_messages_that_cannot_be_served_are_refused_by_field(body: Any, param: str, code: str) -> None:
