@@ -85,8 +85,8 @@ class Upstream:
                 self.requests += 1
                 await self.script(path, json.loads(raw), writer)
             await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the gateway closed: it is free to
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the gateway closed: it is free to. Or the tests have ended
         finally:
             writer.close()
 
@@ -94,7 +94,7 @@ class Upstream:
         says = {"version": 1, "ready": True, "reason": None, "state": "serving", "boot": "boot-1", "detail": None,
                 "upstream": f"http://127.0.0.1:{self.engine_port}", "served_model_name": "demo",
                 "retry_after_s": 0.0}  # fmt: skip
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if b"since=" in head:

@@ -6,8 +6,8 @@ What the operator sees: nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 
 import pytest
 
@@ -71,17 +71,14 @@ AMBIGUOUS = {
 def test_a_head_that_can_be_read_in_two_ways_is_refused_and_what_follows_it_is_not_run(
     target: Target, name: str
 ) -> None:
-    with target.connect() as sock:
-        received = b""
-        try:
-            sock.sendall(AMBIGUOUS[name])
-            sock.shutdown(socket.SHUT_WR)
-            while more := sock.recv(1 << 16):
-                received += more
-        except OSError:
-            pass  # it closed before it had read all: refused enough
-    if not received:
-        return
+    received = b""
+    with target.connect() as sock, contextlib.suppress(OSError):
+        sock.sendall(AMBIGUOUS[name])
+        sock.settimeout(2)  # an error of ours ends its connection at once
+        while more := sock.recv(1 << 16):
+            received += more
+    if len(AMBIGUOUS[name]) > 64 << 10 and not received:
+        return  # it closed before all was sent, and the answer was lost with that
     assert received.count(b"\r\nContent-Length:") == 1, f"a request was smuggled in: {received!r}"
     assert b'"object"' not in received, received
     head, _, body = received.partition(b"\r\n\r\n")
@@ -91,10 +88,8 @@ def test_a_head_that_can_be_read_in_two_ways_is_refused_and_what_follows_it_is_n
 
 
 def test_http_0_9_gets_no_more_than_an_error(target: Target) -> None:
-    with target.connect() as sock:
-        sock.sendall(b"GET /v1/models\r\n\r\n")
-        sock.shutdown(socket.SHUT_WR)
-        assert b'"object"' not in sock.recv(1 << 16)
+    answer = target.send(b"GET /v1/models\r\n\r\n")
+    assert answer is not None and answer.status == 400, answer
 
 
 @pytest.mark.parametrize(
