@@ -88,8 +88,10 @@ def test_a_head_that_can_be_read_in_two_ways_is_refused_and_what_follows_it_is_n
 
 
 def test_http_0_9_gets_no_more_than_an_error(target: Target) -> None:
-    answer = target.send(b"GET /v1/models\r\n\r\n")
-    assert answer is not None and answer.status == 400, answer
+    """It has no headers, so no key."""
+    with target.connect() as sock:
+        sock.sendall(b"GET /v1/models\r\n\r\n")
+        assert sock.recv(1 << 16).split(b" ")[1] in (b"400", b"401")
 
 
 @pytest.mark.parametrize(
