@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from . import markup, metrics_engine, policy
 from .abort import Aborts
-from .answers import TOO_LONG, Failure, an_object, engine_lost, from_engine, not_ready
+from .answers import TOO_LONG, Failure, an_object, from_engine, not_ready
 from .config import Timings
+from .incoming import ENGINE_GONE, LOST, EngineConnector, EngineRefused, HandOn, Incoming
 from .loops import HEADER, Guard, Loop, Mode
 from .metrics import Metrics
 from .observe import Observer, Seen
 from .outlet import ClientGone, Outlet
 from .policy import Body, CapSource, Effective
 from .protocols import Protocol, anthropic_status
-from .readiness import DEFAULT_RETRY_AFTER_S
 from .routes import Route, batch
 from .running import Cut, Ticket
-
-ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
-"""What reading from an engine raises that is dead, was cut off, or does not speak HTTP any more."""
 
 MAX_ERROR_BYTES = 1 << 18
 MAX_ANSWER_BYTES = 64 << 20
@@ -37,20 +33,8 @@ MAX_PREAMBLE_BYTES = 1 << 18
 _RETRY_SOON_S = 2.0
 _METRICS_S = 1.0
 
-LOST = engine_lost(
-    "The engine was lost while it answered: its answer ends here. Try again in a moment.",
-    DEFAULT_RETRY_AFTER_S,
-)
 ENDLESS = Failure(502, "The engine's answer is larger than any should be.", "server_error", "engine_error")
 ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
-
-
-class EngineRefused(Exception):
-    """The engine answered with an error, or could not be reached; says what to tell the client."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.code)
-        self.failure = failure
 
 
 @dataclass(slots=True)
@@ -139,7 +123,7 @@ class Forwarder:
         self._metrics = metrics
         self._session = aiohttp.ClientSession(
             # uvicorn closes idle connections after 5 s; we do earlier, and never send into a closing one.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+            connector=EngineConnector(limit=0, keepalive_timeout=2.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timings.connect_s),
             auto_decompress=False,
             read_bufsize=1 << 14,
@@ -232,23 +216,31 @@ class Forwarder:
         """Raises EngineRefused when the stream ends before its last event, ClientGone when writing fails."""
         held = b""
         preamble = job.route.protocol.preamble
-        async for chunk in self._chunks(upstream):
-            if not chunk:
-                await out.start(job.answer_headers())
-                await out.keep_alive()
-                continue
-            ready = held + out.events.feed(chunk)
-            if preamble and (told := _first_told(ready, preamble)) is not None:
-                self._check_first(job, told)
-                preamble = ()
-            if len(ready) > MAX_PREAMBLE_BYTES:
-                preamble = ()
-            held = ready if preamble else b""
-            if ready and not preamble:
+        hand_on: HandOn | None = None
+        with Incoming(upstream, self._timings.keep_alive_s) as incoming:
+            while (chunk := await incoming.next(hand_on)) is not None:
+                if out.is_behind:
+                    await out.catch_up()
+                elif not chunk:
+                    await out.start(job.answer_headers())
+                    await out.keep_alive()
+                if not chunk:
+                    continue
+                ready = held + out.events.feed(chunk)
+                if preamble and (told := _first_told(ready, preamble)) is not None:
+                    self._check_first(job, told)
+                    preamble = ()
+                if len(ready) > MAX_PREAMBLE_BYTES:
+                    preamble = ()
+                held = ready if preamble else b""
+                if not ready or preamble:
+                    continue
                 job.sent()
                 await out.start(job.answer_headers())
                 await out.write(out.observer.look(ready))
-                if job.guard is not None and (loop := job.guard.look(ready)) is not None:
+                if job.guard is None:
+                    hand_on = out.hand_on
+                elif (loop := job.guard.look(ready)) is not None:
                     await self._looped(job, job.guard, loop, out)
         rest = held + out.events.flush()
         if not out.events.done:
@@ -291,33 +283,10 @@ class Forwarder:
         job.over = True
         raise EngineRefused(failure if status == 400 else replace(failure, status=status, type="server_error"))
 
-    async def _chunks(self, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """What arrives, and b"" at each `keep_alive_s` of silence. Raises EngineRefused."""
-        while True:
-            try:
-                async with asyncio.timeout(self._timings.keep_alive_s):
-                    chunk = await upstream.content.readany()
-            except TimeoutError:
-                chunk = b""
-                connection = upstream.connection
-                # aiohttp 3.14 closes on broken chunked encoding without waking the reader.
-                if connection is not None and (not connection.transport or connection.transport.is_closing()):
-                    raise EngineRefused(LOST) from None
-            except ENGINE_GONE:
-                raise EngineRefused(LOST) from None
-            else:
-                if not chunk:
-                    return
-            yield chunk
-
     async def _relay(self, job: Job, upstream: aiohttp.ClientResponse, seen: Seen) -> web.Response:
-        chunks, size = [], 0
-        async for chunk in self._chunks(upstream):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_ANSWER_BYTES:
-                raise EngineRefused(ENDLESS)
-        content = b"".join(chunks)
+        content = await self._whole(upstream, MAX_ANSWER_BYTES)
+        if len(content) > MAX_ANSWER_BYTES:
+            raise EngineRefused(ENDLESS)
         kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
         if job.route.generates:
             said = an_object(content)
@@ -330,6 +299,11 @@ class Forwarder:
                 kind["x-dsv41-loop"] = str(loop)
         job.over = True
         return web.Response(body=content, headers=job.answer_headers() | seen.headers() | kind)
+
+    async def _whole(self, upstream: aiohttp.ClientResponse, at_most_bytes: int | None = None) -> bytes:
+        """Raises EngineRefused."""
+        with Incoming(upstream, self._timings.keep_alive_s) as incoming:
+            return await incoming.whole(at_most_bytes)
 
     async def _open(self, job: Job) -> aiohttp.ClientResponse:
         """The engine's 200. Raises EngineRefused for anything else, _Refit when another limit helps."""
@@ -356,11 +330,7 @@ class Forwarder:
         raise EngineRefused(failure)
 
     async def _failure(self, response: aiohttp.ClientResponse) -> Failure:
-        body = b""
-        async for chunk in self._chunks(response):
-            body += chunk
-            if len(body) > MAX_ERROR_BYTES:
-                break
+        body = await self._whole(response, MAX_ERROR_BYTES)
         if response.status in (401, 403) or not 400 <= response.status < 600:
             # Not the client's key: ours is the only one it gave, and the engine has none.
             message = f"The engine answered {response.status}, which it never should."

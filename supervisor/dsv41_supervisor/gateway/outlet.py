@@ -28,6 +28,8 @@ class Outlet:
         self.observer = observer
         self._whole = True
         self._request = request
+        self._writer = request.writer
+        self._client = request.protocol
         self._metrics = metrics
         self._protocol = protocol
 
@@ -50,6 +52,30 @@ class Outlet:
         self._whole = content.endswith((b"\n\n", b"\r\n\r\n"))
         try:
             await self.response.write(content)
+        except ConnectionError:
+            raise ClientGone from None
+
+    def hand_on(self, chunk: bytes) -> bool:
+        """The whole events of a chunk, without waiting. False when the client is slow: then `catch_up` comes first."""
+        content = self.observer.look(self.events.feed(chunk))
+        if content:
+            self._whole = content.endswith((b"\n\n", b"\r\n\r\n"))
+            try:
+                # Nothing in it waits when it is told not to drain.
+                self._writer.write(content, drain=False).send(None)  # type: ignore[call-arg]
+            except StopIteration:
+                pass
+            except ConnectionError:
+                raise ClientGone from None
+        return not self._client.writing_paused
+
+    @property
+    def is_behind(self) -> bool:
+        return self._client.writing_paused
+
+    async def catch_up(self) -> None:
+        try:
+            await self._writer.drain()
         except ConnectionError:
             raise ClientGone from None
 

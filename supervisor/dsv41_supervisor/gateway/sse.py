@@ -29,13 +29,16 @@ class WholeEvents:
     def __init__(self, protocol: Protocol = Protocol.OPENAI) -> None:
         self._protocol = protocol
         self._held = b""
-        self._tail = b"\n\n"
-        self._head = b""
+        self._let_out = b""
+        """The end of what was let out, from the beginning of an event on."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes that can go to the client now; may be empty."""
         joined = self._held + chunk if self._held else chunk
-        end = len(joined) if joined.endswith(b"\n\n") else _last_end(joined)
+        if joined.endswith(b"\n\n"):
+            self._held = b""
+            return self._out(joined)
+        end = _last_end(joined)
         if len(joined) - end > MAX_HELD_BYTES:
             end = len(joined)
         self._held = joined[end:]
@@ -47,24 +50,26 @@ class WholeEvents:
         return self._out(held)
 
     def _out(self, released: bytes) -> bytes:
+        """Runs with every event, so it only keeps what `done` looks at."""
         if released:
-            start = released.rfind(b"\n\n", 0, max(0, len(released) - 2)) + 2
-            if start > 1:
-                self._head = released[start : start + _HEAD_BYTES]
-            elif self.at_boundary:
-                self._head = released[:_HEAD_BYTES]
-            self._tail = (self._tail + released[-8:])[-8:]
+            self._let_out = released if self.at_boundary else self._last_event() + released
         return released
+
+    def _last_event(self) -> bytes:
+        """The last event that was let out; of a long one, how it begins and ends."""
+        start = self._let_out.rfind(b"\n\n", 0, max(0, len(self._let_out) - 2)) + 2
+        last = self._let_out[start:] if start > 1 else self._let_out
+        return last if len(last) <= 2 * _HEAD_BYTES else last[:_HEAD_BYTES] + b" " + last[-_HEAD_BYTES:]
 
     @property
     def at_boundary(self) -> bool:
-        return self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+        return not self._let_out or self._let_out.endswith((b"\n\n", b"\r\n\r\n"))
 
     @property
     def done(self) -> bool:
         # `[DONE]` is whole without the blank line behind it, the others are not.
         whole = self.at_boundary or self._protocol is Protocol.OPENAI
-        return whole and self._head.startswith(self._protocol.last_events)
+        return whole and self._last_event().startswith(self._protocol.last_events)
 
 
 def _last_end(text: bytes) -> int:
