@@ -1,4 +1,6 @@
-"""LiteLLM against a gateway: each step read from stdin prints one JSON line. argv: base URL, key.
+"""LiteLLM against a gateway: each step read from stdin prints one JSON line.
+
+argv: base URL, key, and two keys of one request at a time.
 
 The same steps twice: as `openai/…`, which speaks chat completions, and as `anthropic/…`, which speaks messages.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +18,7 @@ OUT, sys.stdout = sys.stdout, sys.stderr  # LiteLLM prints advice between the an
 
 import litellm  # noqa: E402
 
-BASE, KEY = sys.argv[1], sys.argv[2]
+BASE, KEY, *NARROW_KEYS = sys.argv[1:]
 ASKED: dict[str, dict[str, Any]] = {
     "openai": {"model": "openai/demo", "api_base": f"{BASE}/v1", "api_key": KEY, "max_retries": 0},
     "anthropic": {"model": "anthropic/demo", "api_base": BASE, "api_key": KEY, "max_retries": 0},
@@ -28,7 +31,12 @@ TOOL: Any = {
     "function": {
         "name": "get_weather",
         "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
     },
 }
 
@@ -79,6 +87,29 @@ def tools() -> Any:
     return both(lambda where: [whole(**asked, **where), streamed(**asked, **where)])
 
 
+def no_blanks() -> Any:
+    """A model of random weights likes blanks, and a grammar lets it have them for ever: `logit_bias` against them."""
+    ids = {}
+    for blank in ("\t", " ", "\n", "\r", "\t\t", "  ", "\n\n"):
+        body = json.dumps({"prompt": blank, "add_special_tokens": False}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{BASE}/tokenize", body, headers)) as response:
+            ids |= {str(token): -100 for token in json.load(response)["tokens"]}
+    return {"logit_bias": ids}
+
+
+def call() -> Any:
+    """One whole call. Messages have no `logit_bias`."""
+    asked = {"messages": HI, "tools": [TOOL], "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    asked |= no_blanks() | ASKED["openai"] | {"parallel_tool_calls": False}
+    answers = [
+        litellm.completion(**asked),
+        litellm.stream_chunk_builder(list(litellm.completion(stream=True, **asked))),
+    ]
+    (one, other) = ([c.function for c in answer.choices[0].message.tool_calls] for answer in answers)
+    return [[[f.name, json.loads(f.arguments)] for f in functions] for functions in (one, other)]
+
+
 def history() -> Any:
     """A call and its result sent back, as LiteLLM rewrites them for each provider."""
     call = {"id": "t1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
@@ -125,6 +156,18 @@ def errors() -> Any:
         }
 
     return both(of_one)
+
+
+def limited() -> Any:
+    """A second request of a key that may have one."""
+    told = {}
+    for (provider, where), key in zip(ASKED.items(), NARROW_KEYS, strict=True):
+        asked = where | {"api_key": key, "messages": HI, "temperature": 0}
+        first = litellm.completion(stream=True, max_tokens=150, **asked)
+        next(first)
+        told[provider] = caught(lambda asked=asked: whole(max_tokens=12, **asked))
+        list(first)
+    return told
 
 
 def unready() -> Any:

@@ -21,6 +21,8 @@ from dsv41_supervisor.gateway.service import serving
 from tests.harness.ports import free_port
 
 KEY = "a-key-for-the-tests-0123456789"
+NARROW_KEYS = ("a-narrow-key-for-tests-0123456789", "another-narrow-key-0123456789")
+"""Each of one request at a time."""
 FLEET_KEY = "f" * 64
 START_S = 90.0
 
@@ -60,7 +62,8 @@ class Fleet:
 @contextlib.contextmanager
 def gateway(engine_port: int, directory: Path, *, context_length: int, keep_alive_s: float = 5.0) -> Iterator[Fleet]:
     """A gateway that serves; its thread is gone afterwards."""
-    (directory / "api-keys").write_text(f"me:{KEY}\n")
+    narrow = "".join(f"narrow-{i}:{key} requests=1\n" for i, key in enumerate(NARROW_KEYS))
+    (directory / "api-keys").write_text(f"me:{KEY}\n{narrow}")
     (directory / "fleet-key").write_text(FLEET_KEY + "\n")
     for name in ("api-keys", "fleet-key"):
         (directory / name).chmod(0o600)

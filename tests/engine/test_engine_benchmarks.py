@@ -81,8 +81,8 @@ def test_llama_benchy_measures(
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
 def test_tool_eval_bench_runs_its_scenarios(clients_python: Path, fleet: Fleet, tmp_path: Path, wire: str) -> None:
     """Those that fit into the context of the demo's model: a schema, two with tools, several turns."""
-    scenarios = ["TC-64", "TC-75", "TC-78", "TC-88"]
-    for result in tool_eval_bench(clients_python, fleet, tmp_path, "--format", wire, "--scenarios", *scenarios):
+    asked = ["--format", wire, "--no-think", "--scenarios", "TC-64", "TC-75", "TC-78", "TC-88"]
+    for result in tool_eval_bench(clients_python, fleet, tmp_path, *asked):
         assert result["completion_tokens"] == 24 * result["turn_count"], result
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engines import Engine
-from tests.engine.gateway import KEY, Fleet
+from tests.engine.gateway import KEY, NARROW_KEYS, Fleet
 from tests.harness.clients import environment
 
 PROVIDERS = ("openai", "anthropic")
@@ -47,7 +47,7 @@ def litellm(
     clients_python: Path, repo_root: Path, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiteLLM]:
     process = subprocess.Popen(
-        [str(clients_python), str(repo_root / "tests/clients/litellm_client.py"), fleet.url, KEY],
+        [str(clients_python), str(repo_root / "tests/clients/litellm_client.py"), fleet.url, KEY, *NARROW_KEYS],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(tmp_path_factory.mktemp("litellm")),
     )  # fmt: skip
     try:
@@ -75,6 +75,8 @@ def test_litellm_turns_thinking_on_by_effort(litellm: LiteLLM) -> None:
 def test_litellm_calls_tools_and_sends_their_results_back(litellm: LiteLLM) -> None:
     for answers in litellm.ask("tools").values():
         assert [answer["calls"] for answer in answers] == [["get_weather"]] * 2
+    for calls in litellm.ask("call"):
+        assert calls in ([["get_weather", {"city": "Paris"}]], [["get_weather", {"city": "Rome"}]])
     for answer in litellm.ask("history").values():
         assert answer["tokens"] == 12 and answer["content"]
 
@@ -101,6 +103,11 @@ def test_litellm_raises_what_its_users_catch(litellm: LiteLLM) -> None:
             "too long, streamed": too_long,
         }
         assert "(4096 tokens)" in told[provider]["too long"][2]
+
+
+def test_litellm_sees_the_limit_of_a_key(litellm: LiteLLM) -> None:
+    for kind, status, message in litellm.ask("limited").values():
+        assert (kind, status) == ("RateLimitError", 429) and "requests=1" in message
 
 
 @pytest.fixture
