@@ -35,11 +35,12 @@ class Use:
         return self._estimate
 
     def end(self) -> None:
-        """A client that left is charged the estimate; one that got no answer, nothing."""
+        """A client that left before the engine had counted is charged the estimate, and a token for each event that it
+        read; one that got no answer, nothing."""
         seen = self.seen or Seen(finish="error")
         tokens: float = (seen.prompt_tokens or 0) + (seen.completion_tokens or 0)
-        if not tokens and seen.finish not in _UNANSWERED:
-            tokens = self._estimate
+        if not seen.completion_tokens and seen.finish not in _UNANSWERED:
+            tokens = (seen.prompt_tokens or self._estimate) + seen.events
         self._charge(tokens - self._estimate)
 
 

@@ -46,6 +46,8 @@ class Seen:
     """stop, length, tool_calls, repetition, error, engine_lost, client_gone."""
     at_token: int | None = None
     """Where a repetition began."""
+    events: int = 0
+    """Of a stream, as passed on: each has a token at least, where the engine was stopped before it counted."""
     leaked: bool = False
     """Its text holds markup of tool calls."""
     begun: dict[str, Any] | None = field(default=None, repr=False)
@@ -144,6 +146,7 @@ class Observer:
 
     def look(self, events: bytes) -> bytes:
         """The bytes for the client: these, without the usage chunk it did not ask for."""
+        self.seen.events += events.count(b"\n\n")
         if self._protocol is Protocol.RESPONSES and events:
             self._last = events
         if markup.WORD in events:

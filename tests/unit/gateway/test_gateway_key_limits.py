@@ -135,6 +135,26 @@ async def test_the_engines_own_count_is_charged_and_not_the_estimate(start: Any,
     assert error["param"] == "tokens_per_minute" and 100 < int(headers["Retry-After"]) <= 122
 
 
+async def test_a_client_that_leaves_before_the_count_pays_for_what_it_read(start: Any) -> None:
+    fleet = await start(key_lines=f"me:{KEY} tokens_per_minute=400\n")
+
+    async def long(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        out = await fleet.engine.open(request)
+        await out.write(chunk_event("a") * 1000)
+        await fleet.engine.release.wait()
+        return out
+
+    fleet.engine.behave = long
+    async with fleet.post(stream=True) as response:
+        read = b""
+        while read.count(b"\n\n") < 1000:
+            read += await response.content.readany()
+    await fleet.until(lambda: fleet.engine.left == 1)
+    fleet.engine.behave = None
+    error, headers = await refusal(fleet, 429)
+    assert error["param"] == "tokens_per_minute" and int(headers["Retry-After"]) > 60
+
+
 async def test_what_got_no_answer_costs_no_tokens(start: Any) -> None:
     fleet = await start(key_lines=f"me:{KEY} tokens_per_minute=1000\n")
     fleet.engine.behave = fleet.engine.dies
