@@ -30,6 +30,10 @@ HANDSHAKE_S = 10.0
 LOOK_S = 1.0
 MAX_CONNECTIONS = 2048
 """Many times what the engine runs together. Guess."""
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers. until aiohttp >= 3.14 everywhere: earlier ones take any number of headers."""
+MAX_QUEUED = 1000
+"""Requests that came before the answer to the first. Until the same aiohttp, which stops reading at far fewer."""
 _OWN_FILES = 128
 """Descriptors that are not a client's or its engine's."""
 _SAY_AGAIN_S = 60.0
@@ -128,11 +132,12 @@ class Door:
 class Connection(RequestHandler):
     """aiohttp's side of one connection, which asks at the door, and answers errors as the rest of the gateway does."""
 
-    __slots__ = ("_door", "address")
+    __slots__ = ("_door", "_head_bytes", "address")
 
     def __init__(self, door: Door, server: web.Server, **more: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **more)
         self._door = door
+        self._head_bytes = 0
         self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -146,6 +151,14 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._door.leave(self)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        n_queued = len(self._messages)
+        waits_for_a_head = self._waiter is not None and not n_queued
+        self._head_bytes = self._head_bytes + len(data) if waits_for_a_head else 0
+        if self._head_bytes > MAX_HEAD_BYTES or n_queued > MAX_QUEUED:
+            self.drop()
 
     @property
     def n_unread(self) -> int:
