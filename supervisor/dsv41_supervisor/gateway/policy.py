@@ -26,7 +26,7 @@ ENGINE_ONLY = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room",  # make the engine connect elsewhere
     "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "priority",
     "custom_logit_processor",  # code to run in the engine
-    "stop_regex",  # matched between two tokens of everybody; a bad one takes for ever
+    "stop_regex",  # matched between two tokens of everybody: a bad one hung the engine
     "lora_path", "rid", "session_params", "session_id", "custom_labels",
 })  # fmt: skip
 """Fields for SGLang's own router and operator, not for users. Source: protocol.py, sglang 0.5.23."""
@@ -181,7 +181,7 @@ def _check_size(out: Body) -> None:
     """What the engine would do without a limit, in the process that every request runs in: lists `n` times as long, and
     the best of more tokens than there are, at which it ends.
 
-    Source: io_struct.py and logprob_processor.py, sglang 0.5.23; read, not run.
+    Source: sglang 0.5.23 on its CPU engine: `n` of 100,000 hung it, `top_logprobs` of a million ended it, for everybody.
     """
     if "n" in out:
         out["n"] = count(out["n"], "n")
