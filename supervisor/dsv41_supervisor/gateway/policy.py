@@ -181,7 +181,7 @@ def _check_size(out: Body) -> None:
     """What the engine would do without a limit, in the process that every request runs in: lists `n` times as long, and
     the best of more tokens than there are, at which it ends.
 
-    Source: sglang 0.5.23 on its CPU engine: `n` of 100,000 hung it, `top_logprobs` of a million ended it, for everybody.
+    Source: sglang 0.5.23 on its CPU: `n` of 100,000 hung it, `top_logprobs` of a million ended it, for everybody.
     """
     if "n" in out:
         out["n"] = count(out["n"], "n")
