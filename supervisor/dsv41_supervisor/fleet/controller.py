@@ -48,7 +48,8 @@ class FleetController(FleetOrders):
         self._agent = agent
         self.crew = Crew(settings, agent, key, self.changes, self.record)
         self.fabric: FabricReport | None = None
-        self.boot_began_s = 0.0
+        self.boot_began_s: float | None = 0.0
+        """Of the boot under way, or of the next one if a pause is before it; None while neither is known."""
         self.shown = FleetShown(self)
         self.desk = Desk(settings, agent.node, self.members, self.shown.about)
 
@@ -103,12 +104,13 @@ class FleetController(FleetOrders):
     async def _start(self) -> None:
         """One boot, from checks to serving; on failure everything is stopped and it is decided what comes next."""
         recovering = self.state is FleetState.RECOVERING
+        self.boot_began_s = None
         if not recovering:
             self.set_state(FleetState.STARTING, None)
         reported: list[FabricReport] = []
         try:
             await self._all_heard(recovering)
-            self.boot_began_s = time.monotonic()
+            self.boot_began_s = began_s = time.monotonic()
             await boot_in_order(self.crew, reported)
         except Dsv41Error as error:
             await self._failed_boot(error, recovering)
@@ -116,7 +118,7 @@ class FleetController(FleetOrders):
         finally:
             self.fabric = reported[-1] if reported else self.fabric
         record = self.record
-        record.last_boot_s = time.monotonic() - self.boot_began_s
+        record.last_boot_s = time.monotonic() - began_s
         record.served = True
         record.save()
         self.refusals = ()
@@ -162,6 +164,7 @@ class FleetController(FleetOrders):
             await self.changes.newer_than(seen, SERVE_LOOK_S)
         self.record.note(f"lost: {lost}")
         event(Event.RANK_LOST, lost, logging.ERROR, stage=Stage.ENGINE)
+        self.boot_began_s = None
         self.set_state(FleetState.RECOVERING, lost)
         self.desk.tell("lost", lost, incident=True)
         await self._recover(lost)
@@ -189,6 +192,7 @@ class FleetController(FleetOrders):
         record.save()
         record.decide(f"recovery {decision.number} of {limit} in {decision.pause_s:.0f} s", why)
         event(Event.RECOVERY_STARTED, f"recovering: {why}", logging.WARNING, stage=Stage.RANK)
+        self.boot_began_s = time.monotonic() + decision.pause_s
         await asyncio.sleep(decision.pause_s)
 
     async def _held_by_pause(self) -> None:
@@ -212,6 +216,7 @@ class FleetController(FleetOrders):
 
     async def _failed_boot(self, error: Dsv41Error, recovering: bool) -> None:
         self.refusals = error.refusals
+        self.boot_began_s = None
         why = str(error)
         self.record.note(f"boot failed: {why.splitlines()[0]}")
         log.error("the boot failed:\n%s", why)
@@ -286,6 +291,7 @@ class FleetController(FleetOrders):
             event(Event.FLEET_ADOPTED, f"adopted boot {boot.id}", stage=Stage.RANK)
             self.set_state(FleetState.SERVING, None)
             return
+        self.boot_began_s = None
         self.record.decide(f"boot {boot.id} cannot be adopted; stopping what is left of it", why_not)
         try:
             # Whoever starts a rank by hand meanwhile waits for the next boot, and is no part of this one.

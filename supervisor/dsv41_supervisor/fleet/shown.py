@@ -109,12 +109,14 @@ class FleetShown:
         }  # fmt: skip
 
     def _retry_after_s(self) -> float:
-        """An estimate from the last boot: what is left of it, at least a second."""
+        """An estimate from the last boot: what is left of one that takes as long, at least a second."""
         fleet = self._fleet
         if fleet.state is FleetState.SERVING:
             return 0.0
         if fleet.state in (FleetState.STARTING, FleetState.RECOVERING):
-            return round(max(1.0, fleet.record.last_boot_s - (time.monotonic() - fleet.boot_began_s)), 1)
+            began_s = fleet.boot_began_s
+            since_s = 0.0 if began_s is None else time.monotonic() - began_s
+            return round(max(1.0, fleet.record.last_boot_s - since_s), 1)
         return 60.0
 
 
