@@ -178,6 +178,7 @@ _ASKED = {"messages": [{"role": "user", "content": "x"}]}
         ("/v1/completions", "prompt", ["x"] * 2049),
         ("/v1/completions", "prompt", [[1]] * 300_000),
         ("/v1/chat/completions", "prompt", ["x"] * 2049),
+        ("/v1/completions", "prompt", ["x"] * 1025),  # with n = 2, below
         ("/v1/chat/completions", "stop_regex", "(a+)+$"),
     ],
     ids=lambda value: repr(value)[:30],
@@ -189,7 +190,7 @@ def test_one_request_that_would_take_the_engine_down_is_refused(
     the process that every request runs in; it runs `stop_regex` there too."""
     before = target.upstream.requests
     good = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else _ASKED
-    answer = target.post(path, good | {field: value})
+    answer = target.post(path, {"n": 2} | good | {field: value})
     assert answer.status == 400 and answer.error["param"] == field, answer
     assert target.upstream.requests == before
 

@@ -191,8 +191,9 @@ def _check_size(out: Body) -> None:
         if not isinstance(out.get(name, False), bool):
             out[name] = up_to(out[name], MAX_LOGPROBS, name)
     prompts = out.get("prompt")
-    if isinstance(prompts, list) and len(prompts) > MAX_PROMPTS and not isinstance(prompts[0], int):
-        raise BadRequest(f"prompt holds more than {MAX_PROMPTS} prompts: send more requests.", "prompt")
+    many = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    if many and len(prompts) * out.get("n", 1) > MAX_PROMPTS:
+        raise BadRequest(f"prompt asks for more than {MAX_PROMPTS} answers: send more requests.", "prompt")
     for name in ("stop", "stop_sequences"):
         stops = out.get(name)
         for stop in stops if isinstance(stops, list) else [stops]:
