@@ -295,7 +295,8 @@ def launch_rank(
         "--mem-fraction-static", "0.3", "--chunked-prefill-size", "64", "--random-seed", "0",
         "--tp-size", str(world_size), "--nnodes", str(world_size), "--node-rank", str(rank),
         "--dist-init-addr", f"127.0.0.1:{rendezvous}", "--watchdog-timeout", "600", "--sleep-on-idle",
-        "--enable-cache-report", "--reasoning-parser", "deepseek-v41", "--tool-call-parser", "deepseekv41",
+        "--enable-cache-report", "--enable-metrics", "--reasoning-parser", "deepseek-v41",
+        "--tool-call-parser", "deepseekv41",
     ]  # fmt: skip
     with open(directory / "engine.log", "wb") as log:
         process = subprocess.Popen(
