@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 import traceback
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -105,7 +105,7 @@ class Gateway:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Keys first, then the handler; every way out is an answer that the client's protocol has."""
-        request[REQUEST_ID] = uuid.uuid4().hex
+        request[REQUEST_ID] = os.urandom(16).hex()
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "other"
         protocol = Protocol.of_path(request.path)
@@ -292,6 +292,8 @@ class Gateway:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         try:
+            if request.content.is_eof():  # a small body comes with its head, and then nothing is waited for
+                return await self._read(request)
             async with asyncio.timeout(self._config.timings.body_s):
                 return await self._read(request)
         except TimeoutError:
@@ -306,7 +308,7 @@ class Gateway:
         """Not `request.read()`, which keeps the body for as long as its answer streams."""
         body = bytearray()
         with self._room.share() as share:
-            async for chunk in request.content.iter_any():
+            while chunk := await request.content.readany():
                 share.grow(len(chunk))
                 body += chunk
                 if len(body) > self._config.max_body_bytes:
@@ -317,6 +319,14 @@ class Gateway:
         return body
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""Made once: `json.loads` makes one for each body that it may not read in the usual way."""
+
+
 def parse(raw: bytes | bytearray) -> Body:
     """A JSON object out of a body. Raises BadRequest that says where it is wrong."""
     if not raw:
@@ -325,7 +335,7 @@ def parse(raw: bytes | bytearray) -> Body:
         message = f"The body holds more than {MAX_VALUES} values: nothing that fits into the context has as many."
         raise policy.BadRequest(message, code="too_many_values")
     try:
-        body = json.loads(raw.decode(), parse_constant=_no_constant)
+        body = _DECODER.decode(raw.decode())
     except UnicodeDecodeError as error:
         raise policy.BadRequest(f"The body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
     except json.JSONDecodeError as error:
@@ -338,10 +348,6 @@ def parse(raw: bytes | bytearray) -> Body:
     if not isinstance(body, dict):
         raise policy.BadRequest("The body is not a JSON object.", code="invalid_json")
     return body
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:

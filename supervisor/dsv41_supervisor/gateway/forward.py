@@ -91,10 +91,13 @@ class Job:
         return True
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def encode(body: Body) -> bytes:
     """Raises BadRequest for what JSON or UTF-8 cannot carry."""
     try:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return _ENCODER.encode(body).encode()
     except UnicodeEncodeError:
         raise policy.BadRequest(
             "the text holds half of a surrogate pair, which is not valid Unicode."
@@ -156,8 +159,10 @@ class Forwarder:
         try:
             async with ticket:
                 while upstream is None:
-                    with contextlib.suppress(_Refit):
+                    try:
                         upstream = await self._open(job)
+                    except _Refit:
+                        continue
                 job.sent()
                 return await self._relay(job, upstream, ticket.seen)
         except (Cut, EngineRefused) as error:
@@ -302,6 +307,9 @@ class Forwarder:
 
     async def _whole(self, upstream: aiohttp.ClientResponse, at_most_bytes: int | None = None) -> bytes:
         """Raises EngineRefused."""
+        content = upstream.content
+        if content.is_eof() and content.exception() is None:  # a small answer comes with its head
+            return content.read_nowait()
         with Incoming(upstream, self._timings.keep_alive_s) as incoming:
             return await incoming.whole(at_most_bytes)
 
