@@ -86,7 +86,8 @@ _TEXT_OR_IDS: Schema = {"anyOf": [{"type": "string"}, _IDS]}
 _TEXTS: Schema = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_OR_IDS}
 _PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _IDS, _TEXTS]}
 _COMPLETION = _body(
-    ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, stop=_STOP, **_STREAM,
+    ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, stop=_STOP,
+    suffix={"const": ""}, **_STREAM,
 )  # fmt: skip
 _RESPONSE = _body(
     ("input",),

@@ -130,7 +130,16 @@ def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:
         else min(COMPLETIONS_DEFAULT_TOKENS, limits.ceiling)
     )
     max_tokens, source = cap(out, limits, ("max_tokens",), absent=ceiling)
-    return out, Effective(flag(out, "stream"), max_tokens, source)
+    # SGLang knows both fields and uses neither.
+    if out.get("suffix"):
+        raise BadRequest(
+            "suffix is not read by this engine, which only goes on from a prompt's end: leave it out.",
+            "suffix",
+            "unsupported_field",
+        )
+    n = out.get("n", 1)
+    ignored = ("best_of",) if out.get("best_of", n) != n else ()
+    return out, Effective(flag(out, "stream"), max_tokens, source, ignored=ignored)
 
 
 def tokenize(body: Body, limits: Limits) -> tuple[Body, Effective]:

@@ -37,6 +37,8 @@ def create(body: Body, limits: Limits) -> tuple[Body, Effective]:
         # An effort that is absent here would be read as "medium".
         out["reasoning"] = {"effort": None, "summary": summary}
     ignored = thinks.ignored + own_tools(out, OWN_TOOLS, "OpenAI's", "functions of your own")
+    if out.get("truncation") == "auto":
+        ignored += ("truncation",)  # SGLang shortens nothing: what is too long is a 400
     max_tokens, source = cap(out, limits, ("max_output_tokens",), absent=limits.ceiling)
     if max_tokens is not None:
         out["max_output_tokens"] = max_tokens + HEADROOM_TOKENS

@@ -238,6 +238,13 @@ def test_completions_need_a_prompt(prompt: object) -> None:
         policy.completions({"prompt": prompt}, LIMITS)
 
 
+def test_what_sglang_would_leave_out_of_a_completion_is_told() -> None:
+    with pytest.raises(BadRequest, match="suffix"):
+        policy.completions({"prompt": "def f(", "suffix": "return 1"}, LIMITS)
+    assert not policy.completions({"prompt": "1", "suffix": "", "best_of": 2, "n": 2}, LIMITS)[1].ignored
+    assert policy.completions({"prompt": "1", "best_of": 5, "n": 2}, LIMITS)[1].ignored == ("best_of",)
+
+
 def test_the_developer_role_becomes_the_system_role() -> None:
     messages = [
         {"role": "developer", "content": "You are terse."},

@@ -218,6 +218,11 @@ def test_tools_that_run_at_the_provider_are_left_out_and_named() -> None:
     assert held.headers()["x-dsv41-ignored"] == "tools.aSet-Cookiex1"
 
 
+def test_a_response_that_is_to_be_shortened_by_the_server_is_told_that_it_is_not() -> None:
+    assert responses(truncation="auto")[1].ignored == ("truncation",)
+    assert not responses(truncation="disabled")[1].ignored
+
+
 # --- /tokenize
 
 
