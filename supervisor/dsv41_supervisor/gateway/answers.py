@@ -60,6 +60,11 @@ def bad_request(
     return Failure(status, message, "invalid_request_error", code, param)
 
 
+def unknown_encoding() -> Failure:
+    told = "The body's Content-Encoding is not read here: send it as it is, or gzip."
+    return bad_request(told, code="unsupported_encoding", status=415)
+
+
 def unauthorized(message: str, code: str) -> Failure:
     return Failure(401, message, "authentication_error", code)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from ..journal import log
 from . import loops, metrics_waiting, openapi, policy
 from .admission import Turn
-from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized
+from .answers import Failure, bad_request, internal, not_found, not_ready, unauthorized, unknown_encoding
 from .config import GatewayConfig
 from .forward import Forwarder, Job, make_job
 from .keys import ANYONE, Caller, KeyFile, presented_key
@@ -43,6 +43,9 @@ _OWN_CHECK = frozenset({"/health", "/ready", "/metrics"})
 """Paths that look themselves at who asks."""
 
 _PATHS = frozenset({"/v1/models", *(to.path for to in ROUTES)})
+
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
+"""Of bodies. aiohttp passes those on that it does not know."""
 
 MAX_VALUES = 1 << 21
 """Commas, colons and brackets of a body; a prompt of token ids has one a token. Reading 64 MB of empty lists takes half
@@ -286,6 +289,8 @@ class Gateway:
             shown = request.headers.get("Content-Type", "missing")[:80]
             message = f"Content-Type is {shown}: send the header `Content-Type: application/json`."
             raise Refuse(bad_request(message, code="unsupported_media_type", status=415))
+        if request.headers.get("Content-Encoding", "").lower() not in _ENCODINGS:
+            raise Refuse(unknown_encoding())
         if (request.content_length or 0) > self._config.max_body_bytes:
             raise Refuse(_too_large(self._config.max_body_bytes))
         if request.headers.get("Expect", "").lower() == "100-continue":

@@ -14,12 +14,12 @@ from collections import Counter
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
 from ..journal import log
-from .answers import bad_request, internal
+from .answers import bad_request, internal, unknown_encoding
 
 FIRST_S = 30.0
 """For a new connection's first request to have a whole head. On later ones, aiohttp's keep-alive bounds it."""
@@ -186,6 +186,8 @@ class Connection(RequestHandler):
         elif isinstance(exc, LineTooLong):
             told = "The request's line or one of its headers is too long."
             failure = bad_request(told, code="header_too_large", status=431)
+        elif isinstance(exc, ContentEncodingError):
+            failure = unknown_encoding()
         else:
             failure = bad_request("This is not an HTTP/1.1 request that can be read.", code="malformed_http")
         response = failure.response({"Server": "dsv41"})

@@ -44,7 +44,7 @@ _FAILURES = {
     "403": "This key is for other models.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is not declared as application/json.",
+    "415": "The body is not declared as application/json, or is encoded in a way that is not read here.",
     "429": "A limit of this key is used up; Retry-After says when there is room again.",
     "500": "The gateway failed.",
     "502": "The engine was lost while it answered.",

@@ -11,6 +11,8 @@ import pytest
 from aiohttp import web
 from dsv41_supervisor.gateway.routes import ROUTES
 
+from tests.unit.gateway.conftest import KEY, bearer
+
 pytestmark = pytest.mark.asyncio
 
 ADMIN_ROUTES = [
@@ -192,6 +194,15 @@ async def test_the_last_of_two_equal_names_holds_and_the_engine_sees_only_that_o
     async with fleet.http.post(fleet.url + "/v1/chat/completions", data=raw, headers=headers) as response:
         assert response.status == 200
     assert fleet.engine.seen[-1][2]["max_tokens"] == 32768
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x-mine"])
+async def test_an_encoding_that_is_not_read_here_is_a_415(start: Any, encoding: str) -> None:
+    fleet = await start()
+    headers = bearer(KEY) | {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with fleet.http.post(fleet.url + "/v1/chat/completions", data=b"{}", headers=headers) as response:
+        assert response.status == 415
+        assert (await response.json())["error"]["code"] == "unsupported_encoding"
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
