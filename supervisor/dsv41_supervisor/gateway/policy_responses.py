@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
 from .fields import BadRequest, Body, an_object, check_parts, flag, own_tools
 from .policy import HEADROOM_TOKENS, Effective, Limits, cap, common, template_thinking
 
@@ -13,6 +16,11 @@ KEPT_STATE = {
     "conversation": "conversations are not kept here: send the whole one in input",
     "prompt": "prompts are not kept here: send the text in instructions and input",
 }
+
+PACKED_THOUGHTS = "sglang-reasoning-v1."
+MAX_THOUGHTS_BYTES = 8 << 20
+"""Of all packed thoughts of a request, unpacked: twice what the longest context holds. SGLang unpacks each without a
+limit, in memory that is the model's: 64 MB may hold 49 GB. Source: responses_adapters.py, sglang 0.5.23."""
 
 
 def create(body: Body, limits: Limits) -> tuple[Body, Effective]:
@@ -50,10 +58,15 @@ def _check_input(given: object) -> None:
         return
     if not isinstance(given, list) or not given:
         raise BadRequest("input is missing or empty: send text, or a list of items.", "input", "missing_field")
+    left = MAX_THOUGHTS_BYTES
     for i, item in enumerate(given):
         where = f"input[{i}]"
         if not isinstance(item, dict):
             raise BadRequest(f"{where} is not an object.", where)
+        left -= _unpacked(item.get("encrypted_content"), left + 1)
+        if left < 0:
+            at = f"{where}.encrypted_content"
+            raise BadRequest(f"{at}: the packed thoughts have more than {MAX_THOUGHTS_BYTES} bytes: leave it out.", at)
         for name in ("content", "output"):
             check_parts(item.get(name), f"{where}.{name}")
             for j, part in enumerate(item[name] if isinstance(item.get(name), list) else ()):
@@ -64,3 +77,14 @@ def _check_input(given: object) -> None:
                         at,
                         "unsupported_content",
                     )
+
+
+def _unpacked(thoughts: object, at_most: int) -> int:
+    """Bytes that the engine would unpack; it leaves out what cannot be."""
+    if not isinstance(thoughts, str) or not thoughts.startswith(PACKED_THOUGHTS):
+        return 0
+    try:
+        packed = base64.urlsafe_b64decode(thoughts[len(PACKED_THOUGHTS) :])
+        return len(zlib.decompressobj().decompress(packed, at_most))
+    except (ValueError, zlib.error):
+        return 0

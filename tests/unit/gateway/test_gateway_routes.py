@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import zlib
 from typing import Any
 
 import pytest
@@ -216,6 +218,22 @@ def test_tools_that_run_at_the_provider_are_left_out_and_named() -> None:
     # A header cannot be written by the body.
     _, held = responses(tools=[{"type": "a\r\nSet-Cookie: x=1"}, mine])
     assert held.headers()["x-dsv41-ignored"] == "tools.aSet-Cookiex1"
+
+
+def test_thoughts_that_come_back_packed_are_no_bomb() -> None:
+    def packed(text: bytes) -> dict[str, str]:
+        blob = "sglang-reasoning-v1." + base64.urlsafe_b64encode(zlib.compress(text)).decode()
+        return {"type": "reasoning", "encrypted_content": blob}
+
+    small, third, large = (packed(bytes(size)) for size in (1000, 3 << 20, 64 << 20))
+    broken = packed(bytes(64 << 20))
+    broken["encrypted_content"] = broken["encrypted_content"][:-40]  # SGLang would see that at its end only
+    for bombs, where in (([small, large], 1), ([broken], 0), ([third, third, third], 2)):
+        with pytest.raises(BadRequest, match="packed") as refused:
+            responses(input=[*bombs, {"role": "user", "content": "x"}])
+        assert refused.value.param == f"input[{where}].encrypted_content"
+    others = [{"type": "reasoning", "encrypted_content": blob} for blob in ("gAAAA", "sglang-reasoning-v1.ü", None, 7)]
+    assert responses(input=[small, third, *others])[0]["input"][0] == small
 
 
 def test_a_response_that_is_to_be_shortened_by_the_server_is_told_that_it_is_not() -> None:
