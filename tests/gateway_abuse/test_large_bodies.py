@@ -134,7 +134,7 @@ def test_more_values_than_any_prompt_has_are_refused_unread(target: Target, kind
 
 
 def test_a_prompt_of_a_million_token_ids_is_served(target: Target) -> None:
-    raw = json.dumps({"prompt": list(range(1_000_000)), "max_tokens": 5}).encode()
+    raw = json.dumps({"prompt": [i % 100_000 for i in range(1_000_000)], "max_tokens": 5}).encode()
     assert target.post("/v1/completions", raw).status == 200
 
 

@@ -175,6 +175,11 @@ _ASKED = {"messages": [{"role": "user", "content": "x"}]}
         *(("/v1/chat/completions", "top_logprobs", k) for k in (21, 10**6, -1, "1000000", 1e300, [])),
         *(("/v1/completions", "logprobs", k) for k in (21, 10**6, -1, "1000000", {})),
         ("/v1/responses", "top_logprobs", 10**6),
+        *((path, "top_k", k) for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+          for k in (2**31, 10**18, -2, "2147483648", 2.0**31)),
+        *(("/v1/completions", "prompt", ids) for ids in (
+            [129_280], [-1], [1, 10**9], [[1], [10**9]], ["x", [-1]], [1, "1000000000"], [1, [5]], ["x", 5], [[]], 5)),
+        *(("/v1/chat/completions", "input_ids", ids) for ids in ([10**9], [], [[1], [-1]])),
         ("/v1/completions", "prompt", ["x"] * 2049),
         ("/v1/completions", "prompt", [[1]] * 300_000),
         ("/v1/chat/completions", "prompt", ["x"] * 2049),
@@ -186,12 +191,12 @@ _ASKED = {"messages": [{"role": "user", "content": "x"}]}
 def test_one_request_that_would_take_the_engine_down_is_refused(
     target: Target, path: str, field: str, value: object
 ) -> None:
-    """SGLang 0.5.23 multiplies its lists by `n` and asks torch for the best `top_logprobs` of a smaller vocabulary, in
-    the process that every request runs in; it runs `stop_regex` there too."""
+    """SGLang 0.5.23 multiplies its lists by `n`, asks torch for the best `top_logprobs` of a smaller vocabulary, puts
+    `top_k` into 32 bits, looks token ids up unseen and matches `stop_regex`, all where every request runs."""
     before = target.upstream.requests
     good = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else _ASKED
     answer = target.post(path, {"n": 2} | good | {field: value})
-    assert answer.status == 400 and answer.error["param"] == field, answer
+    assert answer.status == 400 and field in answer.error["message"], answer
     assert target.upstream.requests == before
 
 
@@ -199,7 +204,9 @@ def test_one_request_that_would_take_the_engine_down_is_refused(
     ("path", "more"),
     [("/v1/chat/completions", {"n": 128.0, "logprobs": True, "top_logprobs": 20}),
      ("/v1/completions", {"logprobs": 0, "n": 1}), ("/v1/completions", {"prompt": ["x"] * 2048}),
-     ("/v1/responses", {"top_logprobs": 5.0})],
+     ("/v1/completions", {"prompt": [0, 129_279]}), ("/v1/completions", {"prompt": [[1], "x"]}),
+     ("/v1/responses", {"top_logprobs": 5.0, "top_k": -1}),
+     ("/v1/messages", {"top_k": 40}), ("/v1/chat/completions", {"top_k": 2**31 - 1})],
 )  # fmt: skip
 def test_what_the_engine_can_do_passes(target: Target, path: str, more: dict[str, Any]) -> None:
     good = {"prompt": "x"} if path == "/v1/completions" else {"input": "x"} if path == "/v1/responses" else _ASKED

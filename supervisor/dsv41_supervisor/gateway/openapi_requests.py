@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS, MAX_STOP_CHARS
+from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS, MAX_STOP_CHARS, VOCABULARY
 from .policy_messages import BLOCKS
 from .policy_responses import OWN_TOOLS
 from .thinking import FALSE, TIER_BUDGETS, TRUE
@@ -81,7 +81,8 @@ _CHAT = _body(
     ("messages",), model=_NAME, messages=_MESSAGES, max_tokens=_TOKENS, max_completion_tokens=_TOKENS,
     reasoning=_REASONING, n=_N, top_logprobs=_BEST, stop=_STOP, **_STREAM, **_LOOSE_THINKING,
 )  # fmt: skip
-_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
+_ID: Schema = {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}
+_IDS: Schema = {"type": "array", "minItems": 1, "items": _ID}
 _TEXT_OR_IDS: Schema = {"anyOf": [{"type": "string"}, _IDS]}
 _TEXTS: Schema = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_OR_IDS}
 _PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _IDS, _TEXTS]}

@@ -34,7 +34,10 @@ ENGINE_ONLY = frozenset({
 MAX_ANSWERS = 128
 MAX_PROMPTS = 2048
 MAX_LOGPROBS = 20
+MAX_TOP_K = (1 << 31) - 1
 """Of one request. Source: OpenAI's API, whose limits on `n` and `top_logprobs` these are; the prompts are a guess."""
+VOCABULARY = 129_280
+"""Token ids of DeepSeek-V4.1-Flash. Source: its config.json. The demo's model has fewer, and this is no help there."""
 MAX_STOP_CHARS = 256
 """Of one stop text. SGLang compares each of its beginnings between two tokens of everybody: one of 100,000 characters
 took 0.4 s a token (its loop, measured alone), and a request may have 32. Its own limit on `stop_regex` is this one."""
@@ -124,6 +127,7 @@ def completions(body: Body, limits: Limits) -> tuple[Body, Effective]:
         raise BadRequest(
             "prompt is missing or empty: send text, or a list of token ids.", "prompt", "missing_field"
         )
+    _check_prompt(out["prompt"], "prompt")
     ceiling = (
         COMPLETIONS_DEFAULT_TOKENS
         if limits.ceiling is None
@@ -190,7 +194,8 @@ def _check_size(out: Body) -> None:
     """What the engine would do without a limit, in the process that every request runs in: lists `n` times as long, and
     the best of more tokens than there are, at which it ends.
 
-    Source: sglang 0.5.23 on its CPU: `n` of 100,000 hung it, `top_logprobs` of a million ended it, for everybody.
+    Source: sglang 0.5.23 on its CPU: `n` of 100,000 hung it; `top_logprobs` of a million, `top_k` above 32 bits and a
+    token id above the vocabulary ended it, for everybody.
     """
     if "n" in out:
         out["n"] = count(out["n"], "n")
@@ -199,6 +204,10 @@ def _check_size(out: Body) -> None:
     for name in ("top_logprobs", "logprobs"):  # the latter a number on /v1/completions, a switch elsewhere
         if not isinstance(out.get(name, False), bool):
             out[name] = up_to(out[name], MAX_LOGPROBS, name)
+    if "input_ids" in out:  # SGLang's own, in a chat instead of its messages
+        _check_prompt(out["input_ids"], "input_ids")
+    if out.get("top_k", -1) != -1:
+        out["top_k"] = up_to(out["top_k"], MAX_TOP_K, "top_k")
     prompts = out.get("prompt")
     many = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
     if many and len(prompts) * out.get("n", 1) > MAX_PROMPTS:
@@ -209,6 +218,17 @@ def _check_size(out: Body) -> None:
             if isinstance(stop, str) and len(stop) > MAX_STOP_CHARS:
                 told = f"{name} holds a text of more than {MAX_STOP_CHARS} characters: send its beginning."
                 raise BadRequest(told, name)
+
+
+def _check_prompt(prompt: object, where: str) -> None:
+    """A text, or token ids, or a list of such."""
+    many = isinstance(prompt, list) and prompt and type(prompt[0]) is not int
+    for one in prompt if many else [prompt]:
+        if isinstance(one, str):
+            continue
+        if not isinstance(one, list) or set(map(type, one)) != {int} or min(one) < 0 or max(one) >= VOCABULARY:
+            told = f"{where} is neither text nor a list of token ids from 0 to {VOCABULARY - 1}, nor a list of such."
+            raise BadRequest(told, where)
 
 
 def template_thinking(out: Body, limits: Limits) -> thinking.Thinking:
