@@ -10,6 +10,7 @@ from typing import Any
 from .policy import MAX_ANSWERS, MAX_LOGPROBS, MAX_PROMPTS, MAX_STOP_CHARS, VOCABULARY
 from .policy_messages import BLOCKS
 from .policy_responses import OWN_TOOLS
+from .policy_sampling import MAX_BIAS, RANGES
 from .thinking import FALSE, TIER_BUDGETS, TRUE
 
 Schema = dict[str, Any]
@@ -76,19 +77,25 @@ _N: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_ANSWERS}
 _BEST: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 _TEXT: Schema = {"type": "string", "maxLength": MAX_STOP_CHARS}
 _STOP: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+_ID: Schema = {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}
+_SAMPLING: dict[str, Schema] = {
+    **{name: {"type": "number", "minimum": least, "maximum": most} for name, (least, most) in RANGES.items()},
+    "logit_bias": {"additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}},
+    "stop_token_ids": {"type": "array", "items": _ID},
+}
 _STREAM = {"stream": _FLAG, "stream_options": _body((), include_usage=_FLAG)}
 _CHAT = _body(
     ("messages",), model=_NAME, messages=_MESSAGES, max_tokens=_TOKENS, max_completion_tokens=_TOKENS,
-    reasoning=_REASONING, n=_N, top_logprobs=_BEST, stop=_STOP, **_STREAM, **_LOOSE_THINKING,
+    reasoning=_REASONING, n=_N, top_logprobs=_BEST, stop=_STOP, **_SAMPLING, **_STREAM,
+    **_LOOSE_THINKING,
 )  # fmt: skip
-_ID: Schema = {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}
 _IDS: Schema = {"type": "array", "minItems": 1, "items": _ID}
 _TEXT_OR_IDS: Schema = {"anyOf": [{"type": "string"}, _IDS]}
 _TEXTS: Schema = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _TEXT_OR_IDS}
 _PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _IDS, _TEXTS]}
 _COMPLETION = _body(
     ("prompt",), model=_NAME, prompt=_PROMPT, max_tokens=_TOKENS, n=_N, logprobs=_BEST, stop=_STOP,
-    suffix={"const": ""}, **_STREAM,
+    suffix={"const": ""}, **_SAMPLING, **_STREAM,
 )  # fmt: skip
 _RESPONSE = _body(
     ("input",),
@@ -100,6 +107,7 @@ _RESPONSE = _body(
     reasoning=_REASONING,
     top_logprobs=_BEST,
     stop=_STOP,
+    temperature=_SAMPLING["temperature"],
     tools={
         "type": "array",
         "items": _object(("type",), type={"enum": sorted(filter(None, OWN_TOOLS))}),

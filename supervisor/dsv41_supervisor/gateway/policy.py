@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from . import thinking
+from . import policy_sampling, thinking
 from .fields import BadRequest, Body, an_object, check_parts, count, flag, messages, up_to
 from .thinking import TIER_BUDGETS, read_effort
 
@@ -187,6 +187,7 @@ def common(body: Body, limits: Limits) -> Body:
     # One fleet serves one model. Also keeps SGLang from reading `name:adapter` as a LoRA path.
     out["model"] = limits.served_model_name
     _check_size(out)
+    policy_sampling.check(out, VOCABULARY)
     return out
 
 

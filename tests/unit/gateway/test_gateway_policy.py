@@ -179,6 +179,16 @@ def test_the_default_of_thinking_is_the_fleets() -> None:
         ({"rid": "somebody-else"}, "rid"),
         ({"stop": "x" * 257}, "stop"),
         ({"stop": ["x", "x" * 257]}, "stop"),
+        ({"stop_token_ids": [1_000_000_000]}, "stop_token_ids"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids"),
+        ({"stop_token_ids": 1}, "stop_token_ids"),
+        ({"logit_bias": {"5": 1e39}}, "logit_bias"),
+        ({"logit_bias": {"5": -101}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty"),
+        ({"repetition_penalty": True}, "repetition_penalty"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
     ],
 )  # fmt: skip
 def test_what_is_ambiguous_or_not_for_users_is_refused_by_name(body: Any, param: str) -> None:
@@ -236,6 +246,13 @@ def test_completions_get_openais_sixteen_tokens_and_the_same_cap() -> None:
 def test_completions_need_a_prompt(prompt: object) -> None:
     with pytest.raises(BadRequest, match="prompt is missing or empty"):
         policy.completions({"prompt": prompt}, LIMITS)
+
+
+def test_sampling_within_what_can_be_computed_is_left_as_it_is() -> None:
+    asked = {"logit_bias": {"5": -100, "6": 100}, "repetition_penalty": 1, "temperature": 0, "stop": ["x" * 256]}
+    asked |= {"stop_token_ids": [0, 129_279]}
+    out, _ = chat(**asked)
+    assert {name: out[name] for name in asked} == asked
 
 
 def test_what_sglang_would_leave_out_of_a_completion_is_told() -> None:
