@@ -178,7 +178,8 @@ _ASKED = {"messages": [{"role": "user", "content": "x"}]}
         *((path, "top_k", k) for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
           for k in (2**31, 10**18, -2, "2147483648", 2.0**31)),
         *(("/v1/completions", "prompt", ids) for ids in (
-            [129_280], [-1], [1, 10**9], [[1], [10**9]], ["x", [-1]], [1, "1000000000"], [1, [5]], ["x", 5], [[]], 5)),
+            [129_280], [-1], [1, 10**9], [[1], [10**9]], ["x", [-1]], [1, "1000000000"], [1, [5]], ["x", 5], [[]], 5,
+            [5.5], [1e300])),
         *(("/v1/chat/completions", "input_ids", ids) for ids in ([10**9], [], [[1], [-1]])),
         ("/v1/completions", "prompt", ["x"] * 2049),
         ("/v1/completions", "prompt", [[1]] * 300_000),
@@ -204,7 +205,8 @@ def test_one_request_that_would_take_the_engine_down_is_refused(
     ("path", "more"),
     [("/v1/chat/completions", {"n": 128.0, "logprobs": True, "top_logprobs": 20}),
      ("/v1/completions", {"logprobs": 0, "n": 1}), ("/v1/completions", {"prompt": ["x"] * 2048}),
-     ("/v1/completions", {"prompt": [0, 129_279]}), ("/v1/completions", {"prompt": [[1], "x"]}),
+     ("/v1/completions", {"prompt": [0, 129_279]}), ("/v1/completions", {"prompt": [5.0] * 3000}),
+     ("/v1/completions", {"prompt": [[1], "x"]}),
      ("/v1/responses", {"top_logprobs": 5.0, "top_k": -1}),
      ("/v1/messages", {"top_k": 40}), ("/v1/chat/completions", {"top_k": 2**31 - 1})],
 )  # fmt: skip

@@ -205,6 +205,9 @@ def _check_size(out: Body) -> None:
     for name in ("top_logprobs", "logprobs"):  # the latter a number on /v1/completions, a switch elsewhere
         if not isinstance(out.get(name, False), bool):
             out[name] = up_to(out[name], MAX_LOGPROBS, name)
+    for name in ("prompt", "input_ids"):
+        if name in out:
+            out[name] = _whole(out[name])
     if "input_ids" in out:  # SGLang's own, in a chat instead of its messages
         _check_prompt(out["input_ids"], "input_ids")
     if out.get("top_k", -1) != -1:
@@ -219,6 +222,19 @@ def _check_size(out: Body) -> None:
             if isinstance(stop, str) and len(stop) > MAX_STOP_CHARS:
                 told = f"{name} holds a text of more than {MAX_STOP_CHARS} characters: send its beginning."
                 raise BadRequest(told, name)
+
+
+def _whole(prompt: object) -> object:
+    """Token ids written as 5.0 are 5, to JSON Schema and to the engine."""
+    if not isinstance(prompt, list):
+        return prompt
+    return [_whole_ids(one) if isinstance(one, list) else one for one in _whole_ids(prompt)]
+
+
+def _whole_ids(ids: list[Any]) -> list[Any]:
+    if float not in set(map(type, ids)):
+        return ids
+    return [int(one) if isinstance(one, float) and one.is_integer() else one for one in ids]
 
 
 def _check_prompt(prompt: object, where: str) -> None:
