@@ -172,7 +172,7 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one(start: Any) -> N
         (b"[" * 100_000, "The body is not JSON that can be read"),
         (b'{"max_tokens": ' + b"9" * 5000 + b"}", "The body is not JSON that can be read"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "half of a surrogate pair"),
-        (b'{"messages": [{"role": "user"}], "temperature": 1e999}', "a number is too large"),
+        (b'{"messages": [{"role": "user"}], "metadata": 1e999}', "a number is too large"),
         (b"{}", "messages is missing or empty"),
         (b'{"messages": [{"role": "user"}], "max_tokens": "9"}', "max_tokens is not a whole number"),
     ],
