@@ -1,6 +1,7 @@
-"""Sampling parameters with which the engine computes no numbers, and ends for everybody. Pure.
+"""Sampling parameters that the engine takes and cannot compute with. Pure.
 
-Source: sampling_params.py, min_new_tokens.py and sampler.py, sglang 0.5.23, read; their sums done with torch alone.
+Tried with sglang 0.5.23 on its CPU: a stop token that is none, with `min_tokens`, ended it for everybody. A bias of
+1e39 and a penalty of 1e-46 gave noise; on a GPU they were not tried.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from .fields import BadRequest, Body
 
 RANGES = {"temperature": (0, 100), "repetition_penalty": (0.01, 2)}
 MAX_BIAS = 100
-"""Beyond these a 32-bit number is zero or infinite, probabilities are none, and drawing from them fails. Source:
-OpenAI's API for the bias, SGLang for the 2 and the 0; the others are a guess."""
+"""Beyond these a 32-bit number is zero or infinite, and probabilities are none. Source: OpenAI's API for the bias,
+SGLang for the 2 and the 0; the others are a guess."""
 
 
 def check(out: Body, vocabulary: int) -> None:
