@@ -43,7 +43,10 @@ HandOn = Callable[[bytes], bool]
 
 
 class EngineConnector(aiohttp.TCPConnector):
-    """Its connections tell whoever reads an answer of something new, before they go on."""
+    """Its connections tell whoever reads an answer of something new, before they go on.
+
+    By names of aiohttp's that are not public: without them nobody is told, and answers are read by the task alone.
+    """
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -62,7 +65,7 @@ class EngineConnection(ResponseHandler):
 
     def resume_reading(self, *args: Any, **more: Any) -> None:
         """aiohttp asks for it with every piece that is taken."""
-        if self._reading_paused:
+        if getattr(self, "_reading_paused", True):  # not aiohttp's public name
             super().resume_reading(*args, **more)
 
     def connection_lost(self, exc: BaseException | None) -> None:
