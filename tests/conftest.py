@@ -21,6 +21,16 @@ with contextlib.suppress(ImportError):
     settings.load_profile("ci")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long legs run when asked for by name: `-m slow`, or `-m "slow or not slow"` for all."""
+    if "slow" in (config.option.markexpr or ""):
+        return
+    skip = pytest.mark.skip(reason="a long leg; ask with -m slow")
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(skip)
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return ROOT

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.gateway_abuse.target import Target, Upstream, gateway
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "slow" in (config.option.markexpr or ""):
-        return
-    skip = pytest.mark.skip(reason="a long leg; ask with -m slow")
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("slow"):
-            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

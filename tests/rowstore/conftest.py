@@ -182,13 +182,3 @@ def drive(checkpoint, packed, tmp_path):
 def soak_s() -> float:
     """How long the concurrent test of each engine runs; a real soak sets DSV41_SOAK_S=600."""
     return float(os.environ.get("DSV41_SOAK_S", "2"))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long legs run when asked for by name: `pytest tests/rowstore -m slow` (or `-m "slow or not slow"`)."""
-    if "slow" in (config.option.markexpr or ""):
-        return
-    skip = pytest.mark.skip(reason="a long leg; ask with -m slow")
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("slow"):
-            item.add_marker(skip)
