@@ -49,7 +49,8 @@ class FleetController(FleetOrders):
         self.crew = Crew(settings, agent, key, self.changes, self.record)
         self.fabric: FabricReport | None = None
         self.boot_began_s: float | None = 0.0
-        """Of the boot under way, or of the next one if a pause is before it; None while neither is known."""
+        """Of the boot under way, or of the next one if a pause is before it; None while neither is known, and
+        a whole boot is ahead. At first long ago: a boot that may be adopted serves in a moment."""
         self.shown = FleetShown(self)
         self.desk = Desk(settings, agent.node, self.members, self.shown.about)
 

@@ -90,7 +90,7 @@ def internal() -> Failure:
     return Failure(500, "The gateway failed; its log names the place.", "server_error", "internal_error")
 
 
-def an_object(raw: bytes | str) -> dict[str, Any] | None:
+def json_object(raw: bytes | str) -> dict[str, Any] | None:
     """What the engine says, if it is a JSON object; None for anything else, also for one nested without end."""
     try:
         said = json.loads(raw)
@@ -102,7 +102,7 @@ def an_object(raw: bytes | str) -> dict[str, Any] | None:
 def from_engine(status: int, body: bytes) -> Failure:
     """SGLang's error as OpenAI's: `{"object": "error", "message": …}` becomes `{"error": {"message": …}}`."""
     message = code = param = None
-    raw = an_object(body)
+    raw = json_object(body)
     if raw is not None:
         inner = raw["error"] if isinstance(raw.get("error"), dict) else raw
         message = inner.get("message") or inner.get("detail")

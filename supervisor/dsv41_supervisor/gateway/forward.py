@@ -13,7 +13,7 @@ from aiohttp import web
 
 from . import markup, metrics_engine, policy
 from .abort import Aborts
-from .answers import TOO_LONG, Failure, an_object, from_engine, not_ready
+from .answers import TOO_LONG, Failure, from_engine, json_object, not_ready
 from .config import Timings
 from .incoming import ENGINE_GONE, LOST, EngineConnector, EngineRefused, HandOn, Incoming
 from .loops import HEADER, Guard, Loop, Mode
@@ -294,7 +294,7 @@ class Forwarder:
             raise EngineRefused(ENDLESS)
         kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
         if job.route.generates:
-            said = an_object(content)
+            said = json_object(content)
             if said is None:
                 raise EngineRefused(LOST)  # half of one, if its head did not say how long it is
             seen.read(job.route.protocol, said)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from .answers import Failure, an_object
+from .answers import Failure, json_object
 from .fields import BadRequest
 from .protocols import Protocol
 
@@ -131,7 +131,7 @@ class Guard:
         """A loop that these whole events show, once."""
         for raw in events.split(b"\n\n"):
             _, mark, content = raw.partition(b"data: ")
-            if mark and self.loop is None and (said := an_object(content)) is not None:
+            if mark and self.loop is None and (said := json_object(content)) is not None:
                 for index, text in streamed(self._protocol, said):
                     if len(self._watches) < _MOST_CHOICES or index in self._watches:
                         self.loop = self.loop or self._watches.setdefault(index, Watch()).feed(text)

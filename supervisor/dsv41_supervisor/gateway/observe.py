@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import markup
-from .answers import an_object
+from .answers import json_object
 from .protocols import Protocol
 
 _CHAT = re.compile(rb'"(?:finish_reason": ?"|(?:usage|error)": ?\{)')
@@ -166,7 +166,7 @@ class Observer:
         return b"\n\n".join(kept)
 
     def _read(self, raw: bytes) -> None:
-        said = an_object(raw.partition(b"data: ")[2])
+        said = json_object(raw.partition(b"data: ")[2])
         if said is not None:
             self.seen.read(self._protocol, said)
 

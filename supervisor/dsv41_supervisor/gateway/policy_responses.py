@@ -20,7 +20,7 @@ KEPT_STATE = {
 PACKED_THOUGHTS = "sglang-reasoning-v1."
 MAX_THOUGHTS_BYTES = 8 << 20
 """Of all packed thoughts of a request, unpacked: twice what the longest context holds. SGLang unpacks each without a
-limit, in memory that is the model's: 64 MB may hold 49 GB. Source: responses_adapters.py, sglang 0.5.23."""
+limit, in memory that is the model's: 951 kB took 1.4 GB (measured). Source: responses_adapters.py, sglang 0.5.23."""
 
 
 def create(body: Body, limits: Limits) -> tuple[Body, Effective]:
