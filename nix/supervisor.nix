@@ -5,6 +5,7 @@
   setuptools,
   pydantic,
   aiohttp,
+  httptools,
   pyroute2,
   dbus-fast,
   rich,
@@ -22,6 +23,7 @@ buildPythonPackage {
   dependencies = [
     pydantic
     aiohttp
+    httptools
     pyroute2
     dbus-fast
     rich

@@ -24,7 +24,10 @@ PACKAGES = (
     "kmod", "iproute2", "iputils-ping", "ethtool", "nftables", "python3", "ibverbs-providers", "ibverbs-utils",
     "perftest", "tini",
 )  # fmt: skip
-WHEELS = ("pydantic>=2.11,<3", "aiohttp>=3.12,<4", "pyroute2>=0.9.5,<0.10", "dbus-fast>=2.44,<6", "rich>=14,<16")
+WHEELS = (
+    "pydantic>=2.11,<3", "aiohttp>=3.12,<4", "httptools>=0.6.4,<1", "pyroute2>=0.9.5,<0.10", "dbus-fast>=2.44,<6",
+    "rich>=14,<16",
+)  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "cpio": "cpio",

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
-import aiohttp
+from .engine import Engine
+from .incoming import EngineRefused
 
 AGAIN_AFTER_S = 0.5
 """A request that the engine had not read yet has no name there; the second time it has. Guess."""
 _WAIT_S = 2.0
+_MAX_BYTES = 1 << 16
 
 
 class Aborts:
     """Aborts under way. `close` waits for them."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, base: str, names: tuple[str, ...]) -> None:
@@ -37,7 +40,11 @@ class Aborts:
             await asyncio.sleep(pause_s)
             for name in names:
                 # An engine that cannot be told has gone, or is about to see the closed connection itself.
-                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                with contextlib.suppress(EngineRefused, TimeoutError):
                     async with asyncio.timeout(_WAIT_S):
-                        async with self._session.post(f"{base}/abort_request", json={"rid": name}):
-                            pass
+                        asked = json.dumps({"rid": name}).encode()
+                        answer = await self._engine.ask(base, "/abort_request", asked)
+                        try:
+                            await answer.whole(_MAX_BYTES)
+                        finally:
+                            answer.close()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-import aiohttp
 from aiohttp import web
 
 from . import markup, metrics_engine, policy
 from .abort import Aborts
-from .answers import TOO_LONG, Failure, from_engine, json_object, not_ready
+from .answers import TOO_LONG, Failure, from_engine, json_object
 from .config import Timings
-from .incoming import ENGINE_GONE, LOST, EngineConnector, EngineRefused, HandOn, Incoming
+from .engine import Engine, EngineAbsent
+from .incoming import LOST, EngineRefused, HandOn, Incoming
 from .loops import HEADER, Guard, Loop, Mode
 from .metrics import Metrics
 from .observe import Observer, Seen
@@ -34,7 +34,6 @@ _RETRY_SOON_S = 2.0
 _METRICS_S = 1.0
 
 ENDLESS = Failure(502, "The engine's answer is larger than any should be.", "server_error", "engine_error")
-ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
 
 
 @dataclass(slots=True)
@@ -124,54 +123,45 @@ class Forwarder:
     def __init__(self, timings: Timings, metrics: Metrics) -> None:
         self._timings = timings
         self._metrics = metrics
-        self._session = aiohttp.ClientSession(
-            # uvicorn closes idle connections after 5 s; we do earlier, and never send into a closing one.
-            connector=EngineConnector(limit=0, keepalive_timeout=2.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timings.connect_s),
-            auto_decompress=False,
-            read_bufsize=1 << 14,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},
-            skip_auto_headers=("User-Agent",),
-        )
-        self._aborts = Aborts(self._session)
+        self._engine = Engine(timings.connect_s, timings.keep_alive_s)
+        self._aborts = Aborts(self._engine)
 
     async def close(self) -> None:
         await self._aborts.close()
-        await self._session.close()
+        self._engine.close()
 
     async def engine_metrics(self, base: str) -> str:
         """Those of the engine's metrics that ours are short of; nothing when it does not answer soon."""
-        try:
-            async with asyncio.timeout(_METRICS_S), self._session.get(f"{base}/metrics/") as response:
-                text = b""
-                async for chunk in response.content.iter_any():
-                    text += chunk
-                    if len(text) > metrics_engine.MAX_BYTES:
-                        return ""
-                return metrics_engine.chosen(text)
-        except (*ENGINE_GONE, TimeoutError):
-            return ""
+        with contextlib.suppress(EngineRefused, TimeoutError):
+            async with asyncio.timeout(_METRICS_S):
+                answer = await self._engine.ask(base, "/metrics/")
+                try:
+                    text = await answer.whole(metrics_engine.MAX_BYTES)
+                finally:
+                    answer.close()
+                if answer.status == 200 and len(text) <= metrics_engine.MAX_BYTES:
+                    return metrics_engine.chosen(text)
+        return ""
 
     async def whole(self, job: Job, ticket: Ticket) -> web.Response:
         """The answer in one piece, read to its end first: a lost engine is a 502, not half an answer."""
-        upstream: aiohttp.ClientResponse | None = None
+        answer: Incoming | None = None
         try:
             async with ticket:
-                while upstream is None:
+                while answer is None:
                     try:
-                        upstream = await self._open(job)
+                        answer = await self._open(job)
                     except _Refit:
                         continue
                 job.sent()
-                return await self._relay(job, upstream, ticket.seen)
+                return await self._relay(job, answer, ticket.seen)
         except (Cut, EngineRefused) as error:
             _ended(ticket.seen, error)
             return error.failure.response(job.answer_headers(), job.route.protocol)
         finally:
             self._leave(job, ticket.seen)
-            if upstream is not None:
-                upstream.close()
+            if answer is not None:
+                answer.close()
 
     def outlet(self, request: web.Request, job: Job) -> Outlet:
         """Where this job's stream will come out; it may begin before there is an engine to ask."""
@@ -187,23 +177,25 @@ class Forwarder:
     async def stream(self, out: Outlet, job: Job, ticket: Ticket) -> web.StreamResponse:
         """Server-sent events: the engine's bytes, unchanged, as fast as the client takes them."""
         out.observer.seen = ticket.seen
-        opening: asyncio.Task[aiohttp.ClientResponse] | None = None
+        answer: Incoming | None = None
+
+        async def alive() -> None:
+            # The engine sends its first byte after the prefill, which can take minutes.
+            await out.start(job.answer_headers())
+            await out.keep_alive()
+
         try:
             async with ticket:
                 while True:
-                    # The engine sends its first byte after the prefill, which can take minutes.
-                    opening = asyncio.create_task(self._open(job))
                     try:
-                        while not (await asyncio.wait({opening}, timeout=self._timings.keep_alive_s))[0]:
-                            await out.start(job.answer_headers())
-                            await out.keep_alive()
-                        upstream = opening.result()
-                        if out.response is None and upstream.content_type != "text/event-stream":
-                            return await self._relay(job, upstream, ticket.seen)
-                        await self._pump(job, upstream, out)
+                        answer = await self._open(job, alive)
+                        if out.response is None and answer.media_type != "text/event-stream":
+                            return await self._relay(job, answer, ticket.seen)
+                        await self._pump(job, answer, out)
                         break
                     except _Refit:
-                        await _close(opening)
+                        if answer is not None:
+                            answer.close()
         except (Cut, EngineRefused) as error:
             _ended(ticket.seen, error)
             if out.response is None:
@@ -213,40 +205,39 @@ class Forwarder:
             self._metrics.clients_gone += 1
         finally:
             self._leave(job, ticket.seen)
-            if opening is not None:
-                await _close(opening)
+            if answer is not None:
+                answer.close()
         return out.response or web.Response(status=499)  # nobody reads it
 
-    async def _pump(self, job: Job, upstream: aiohttp.ClientResponse, out: Outlet) -> None:
+    async def _pump(self, job: Job, answer: Incoming, out: Outlet) -> None:
         """Raises EngineRefused when the stream ends before its last event, ClientGone when writing fails."""
         held = b""
         preamble = job.route.protocol.preamble
         hand_on: HandOn | None = None
-        with Incoming(upstream, self._timings.keep_alive_s) as incoming:
-            while (chunk := await incoming.next(hand_on)) is not None:
-                if out.is_behind:
-                    await out.catch_up()
-                elif not chunk:
-                    await out.start(job.answer_headers())
-                    await out.keep_alive()
-                if not chunk:
-                    continue
-                ready = held + out.events.feed(chunk)
-                if preamble and (told := _first_told(ready, preamble)) is not None:
-                    self._check_first(job, told)
-                    preamble = ()
-                if len(ready) > MAX_PREAMBLE_BYTES:
-                    preamble = ()
-                held = ready if preamble else b""
-                if not ready or preamble:
-                    continue
-                job.sent()
+        while (chunk := await answer.next(hand_on)) is not None:
+            if out.is_behind:
+                await out.catch_up()
+            elif not chunk:
                 await out.start(job.answer_headers())
-                await out.write(out.observer.look(ready))
-                if job.guard is None:
-                    hand_on = out.hand_on
-                elif (loop := job.guard.look(ready)) is not None:
-                    await self._looped(job, job.guard, loop, out)
+                await out.keep_alive()
+            if not chunk:
+                continue
+            ready = held + out.events.feed(chunk)
+            if preamble and (told := _first_told(ready, preamble)) is not None:
+                self._check_first(job, told)
+                preamble = ()
+            if len(ready) > MAX_PREAMBLE_BYTES:
+                preamble = ()
+            held = ready if preamble else b""
+            if not ready or preamble:
+                continue
+            job.sent()
+            await out.start(job.answer_headers())
+            await out.write(out.observer.look(ready))
+            if job.guard is None:
+                hand_on = out.hand_on
+            elif (loop := job.guard.look(ready)) is not None:
+                await self._looped(job, job.guard, loop, out)
         rest = held + out.events.flush()
         if not out.events.done:
             raise EngineRefused(LOST)
@@ -288,11 +279,11 @@ class Forwarder:
         job.over = True
         raise EngineRefused(failure if status == 400 else replace(failure, status=status, type="server_error"))
 
-    async def _relay(self, job: Job, upstream: aiohttp.ClientResponse, seen: Seen) -> web.Response:
-        content = await self._whole(upstream, MAX_ANSWER_BYTES)
+    async def _relay(self, job: Job, answer: Incoming, seen: Seen) -> web.Response:
+        content = await answer.whole(MAX_ANSWER_BYTES)
         if len(content) > MAX_ANSWER_BYTES:
             raise EngineRefused(ENDLESS)
-        kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
+        kind = {"Content-Type": answer.content_type or "application/json"}
         if job.route.generates:
             said = json_object(content)
             if said is None:
@@ -305,45 +296,41 @@ class Forwarder:
         job.over = True
         return web.Response(body=content, headers=job.answer_headers() | seen.headers() | kind)
 
-    async def _whole(self, upstream: aiohttp.ClientResponse, at_most_bytes: int | None = None) -> bytes:
-        """Raises EngineRefused."""
-        content = upstream.content
-        if content.is_eof() and content.exception() is None:  # a small answer comes with its head
-            return content.read_nowait()
-        with Incoming(upstream, self._timings.keep_alive_s) as incoming:
-            return await incoming.whole(at_most_bytes)
+    async def _open(self, job: Job, alive: Callable[[], Awaitable[None]] | None = None) -> Incoming:
+        """The engine's 200; `alive` is called now and then while it is waited for.
 
-    async def _open(self, job: Job) -> aiohttp.ClientResponse:
-        """The engine's 200. Raises EngineRefused for anything else, _Refit when another limit helps."""
-        url = f"{job.upstream}{job.route.path}"
+        Raises EngineRefused for anything else, _Refit when another limit helps, and what `alive` raises.
+        """
         try:
-            response = await self._session.post(
-                url, data=job.encoded, headers=job.engine_headers, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            answer = await self._engine.ask(job.upstream, job.route.path, job.encoded, job.engine_headers)
+        except EngineAbsent:
             # It died since the supervisor last looked, so it never saw this request.
             job.over = True
-            raise EngineRefused(ABSENT) from None
-        except ENGINE_GONE:
-            raise EngineRefused(LOST) from None
-        if response.status == 200:
-            return response
+            raise
+        is_good = False
         try:
-            failure = await self._failure(response)
+            while not await answer.begins():
+                if alive is not None:
+                    await alive()
+            is_good = answer.status == 200
+            if is_good:
+                return answer
+            failure = await self._failure(answer)
         finally:
-            response.close()
+            if not is_good:
+                answer.close()
         if job.fit(failure):
             raise _Refit
         job.over = True
         raise EngineRefused(failure)
 
-    async def _failure(self, response: aiohttp.ClientResponse) -> Failure:
-        body = await self._whole(response, MAX_ERROR_BYTES)
-        if response.status in (401, 403) or not 400 <= response.status < 600:
+    async def _failure(self, answer: Incoming) -> Failure:
+        body = await answer.whole(MAX_ERROR_BYTES)
+        if answer.status in (401, 403) or not 400 <= answer.status < 600:
             # Not the client's key: ours is the only one it gave, and the engine has none.
-            message = f"The engine answered {response.status}, which it never should."
+            message = f"The engine answered {answer.status}, which it never should."
             return Failure(502, message, "server_error", "engine_error")
-        failure = from_engine(response.status, body)
+        failure = from_engine(answer.status, body)
         return replace(failure, retry_after_s=_RETRY_SOON_S) if failure.status in (429, 503) else failure
 
     def _leave(self, job: Job, seen: Seen) -> None:
@@ -370,11 +357,3 @@ def _first_told(events: bytes, preamble: tuple[bytes, ...]) -> bytes | None:
         if event and not event.startswith(preamble):
             return event
     return None
-
-
-async def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
-    """Close the engine's connection, whether opening or streaming: SGLang then aborts the request."""
-    if not opening.done():
-        opening.cancel()
-    with contextlib.suppress(asyncio.CancelledError, EngineRefused, _Refit, policy.BadRequest):
-        (await opening).close()

@@ -1,9 +1,8 @@
-"""Reading an engine's answer as it arrives, and noticing when nothing does.
+"""An engine's answer as it arrives: taken by a task, or handed on in the very call in which it arrives.
 
-A stream brings a hundred pieces a second and more, and is silent once in a while. So the watch over silence is one
-timer for the whole stream, which looks at the clock when it goes off; nothing is armed or taken back for a piece. And
-a piece that only has to be handed on is, in the very call in which it arrives: to wake a task for it costs as much
-again.
+A stream brings a hundred pieces a second and more, and is silent once in a while. To wake a task for a piece that only
+has to be handed on costs as much again as handing it on; and the watch over silence is one timer for the whole answer,
+which looks at the clock when it goes off.
 """
 
 from __future__ import annotations
@@ -11,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
-
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http_exceptions import HttpProcessingError
+from enum import Enum
+from typing import Protocol, TypeAlias
 
 from .answers import Failure, engine_lost
 from .readiness import DEFAULT_RETRY_AFTER_S
 
-ENGINE_GONE = (aiohttp.ClientError, HttpProcessingError, OSError)
-"""What reading from an engine raises that is dead, was cut off, or does not speak HTTP any more."""
-
+MAX_HELD_BYTES = 32 << 10
+"""For a reader that is busy with a slow client; and one read of the socket more. Then the engine waits too."""
 
 LOST = engine_lost(
     "The engine was lost while it answered: its answer ends here. Try again in a moment.",
     DEFAULT_RETRY_AFTER_S,
 )
+
+HandOn = Callable[[bytes], bool]
+"""Takes a piece. False: no more for now."""
 
 
 class EngineRefused(Exception):
@@ -38,67 +36,83 @@ class EngineRefused(Exception):
         self.failure = failure
 
 
-HandOn = Callable[[bytes], bool]
-"""Takes a piece. False: no more for now."""
+class _Not(Enum):
+    YET = "nothing to tell yet"
 
 
-class EngineConnector(aiohttp.TCPConnector):
-    """Its connections tell whoever reads an answer of something new, before they go on.
-
-    By names of aiohttp's that are not public: without them nobody is told, and answers are read by the task alone.
-    """
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        self._factory = functools.partial(EngineConnection, loop=asyncio.get_running_loop())
+_Told: TypeAlias = bytes | None | _Not
 
 
-class EngineConnection(ResponseHandler):
-    """aiohttp's side of one connection to the engine."""
+class Source(Protocol):
+    """Where an answer comes from. These do nothing when that has gone already."""
 
-    tell: Callable[[], None] | None = None
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if data and self.tell is not None:  # without, aiohttp goes on parsing because its reader has made room
-            self.tell()
-
-    def resume_reading(self, *args: Any, **more: Any) -> None:
-        """aiohttp asks for it with every piece that is taken."""
-        if getattr(self, "_reading_paused", True):  # not aiohttp's public name
-            super().resume_reading(*args, **more)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        if self.tell is not None:
-            self.tell()
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Incoming:
-    """One answer, read by the task that made this. Leave the block, or the watch goes on."""
+    """One answer. The connection fills in the first attributes and calls `arrived`; one task reads.
 
-    def __init__(self, upstream: aiohttp.ClientResponse, silence_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._upstream = upstream
-        self._content = upstream.content
+    Attributes: `status`: 0 until the head is here. `content_type`: as the engine says it, "" if it does not.
+    """
+
+    def __init__(self, source: Source, silence_s: float) -> None:
+        self.status = 0
+        self.content_type = ""
+        self.is_over = False
+        """All of it has come."""
+        self._source = source
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._reads_since: float | None = None
-        """None while the reader does something else, such as waiting for a slow client."""
-        self._is_silent = False
+        self._pieces: list[bytes] = []
+        self._n_held = 0
+        self._is_paused = False
+        self._is_lost = False
+        self._woken: asyncio.Future[_Told] | None = None
+        self._look: Callable[[], _Told] | None = None
+        self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._hand_on: HandOn | None = None
-        self._woken: asyncio.Future[bytes | None] | None = None
 
-    def __enter__(self) -> Incoming:
-        return self
+    @property
+    def media_type(self) -> str:
+        return self.content_type.partition(";")[0].strip().lower()
 
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    # --- the connection's side
+
+    def put(self, piece: bytes) -> None:
+        """Of the body; `arrived` comes after the last of one read."""
+        self._pieces.append(piece)
+        self._n_held += len(piece)
+
+    def arrived(self) -> None:
+        """Something is new: whoever waits goes on, or is handed it."""
+        woken, look = self._woken, self._look
+        if woken is not None and look is not None and not woken.done():
+            try:
+                told = look()
+            except Exception as error:
+                woken.set_exception(error)
+            else:
+                if told is _Not.YET:
+                    self._waits_since = self._loop.time()
+                else:
+                    woken.set_result(told)
+        if self._n_held > MAX_HELD_BYTES and not self._is_paused and not self.is_over:
+            self._is_paused = True
+            self._source.pause()
+
+    def lose(self) -> None:
+        """The engine is gone, or speaks no HTTP. What has come before it can be read still."""
+        if not self.is_over:
+            self._is_lost = True
+            self.arrived()
+
+    # --- the reader's side
+
+    async def begins(self) -> bool:
+        """Whether the head is here; False after `silence_s` of waiting for it. Raises EngineRefused."""
+        return await self._wait(self._head) is not _Not.YET
 
     async def next(self, hand_on: HandOn | None = None) -> bytes | None:
         """What has arrived; b"" after `silence_s` of waiting for it; None at the end. Raises EngineRefused.
@@ -106,29 +120,13 @@ class Incoming:
         `hand_on` takes what it can of it: then nothing but silence and the end come from here, b"" when it takes no
         more, and what it raises.
         """
-        now = self._reads_since = self._loop.time()
-        if self._timer is None and not self._content.is_eof():  # a small answer comes whole with its head
-            self._timer = self._loop.call_at(now + self._silence_s, self._look)
-        try:
-            connection = self._upstream.connection
-            protocol = connection.protocol if connection is not None else None
-            if hand_on is not None and isinstance(protocol, EngineConnection):
-                return await self._handing_on(hand_on, protocol)
-            return await self._content.readany() or None
-        except asyncio.CancelledError:
-            # As asyncio.timeout does it: ours alone is silence, any other ends the task.
-            silent, self._is_silent = self._is_silent, False
-            if not silent or self._task.uncancel() > self._cancelling:
-                raise
-        except ENGINE_GONE:
-            raise EngineRefused(LOST) from None
-        finally:
-            self._reads_since = None
-        self._check_connection()
-        return b""
+        told = await self._wait(self._take if hand_on is None else functools.partial(self._take, hand_on))
+        return b"" if isinstance(told, _Not) else told
 
     async def whole(self, at_most_bytes: int | None = None) -> bytes:
         """The rest of it, however long it takes; cut off soon after `at_most_bytes`. Raises EngineRefused."""
+        if self.is_over:  # a small answer comes with its head
+            return self._joined()
         pieces: list[bytes] = []
         n_bytes = 0
         while (piece := await self.next()) is not None:
@@ -138,50 +136,66 @@ class Incoming:
                 break
         return b"".join(pieces)
 
-    async def _handing_on(self, hand_on: HandOn, connection: EngineConnection) -> bytes | None:
-        self._hand_on = hand_on
-        self._woken = self._loop.create_future()
-        connection.tell = self._arrived
+    def close(self) -> None:
+        """Nobody reads on: the engine sees its connection closed, unless it has said everything."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.is_over:
+            self._source.close()
+
+    # --- inside
+
+    async def _wait(self, look: Callable[[], _Told]) -> _Told:
+        """What there is to tell; _Not.YET after `silence_s` of waiting for it."""
+        told = look()
+        if told is not _Not.YET:
+            return told
+        self._look, self._woken = look, self._loop.create_future()
+        self._waits_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._waits_since + self._silence_s, self._listen)
         try:
-            self._arrived()
             return await self._woken
         finally:
-            self._hand_on = None
-            if connection.tell == self._arrived:  # it may serve the next request already
-                connection.tell = None
+            self._look = self._woken = None
 
-    def _arrived(self) -> None:
-        woken, hand_on, content = self._woken, self._hand_on, self._content
-        if woken is None or woken.done() or hand_on is None:
-            return
-        try:
-            # Taking a piece makes room, and aiohttp may have parsed more by the time it is here.
-            is_new = False
-            while piece := content.read_nowait():
-                is_new = True
-                if not hand_on(piece):
-                    woken.set_result(b"")
-                    return
-            if content.is_eof():
-                woken.set_result(None)
-            elif is_new:
-                self._reads_since = self._loop.time()
-            else:
-                self._check_connection()
-        except Exception as error:
-            woken.set_exception(error)
+    def _listen(self) -> None:
+        """Whether it has been silent for too long by now. Not while the reader does something else, such as waiting for
+        a slow client."""
+        now, woken = self._loop.time(), self._woken
+        since = now if woken is None else self._waits_since
+        if now - since >= self._silence_s:
+            if woken is not None and not woken.done():
+                woken.set_result(_Not.YET)
+            since = now
+        self._timer = self._loop.call_at(since + self._silence_s, self._listen)
 
-    def _check_connection(self) -> None:
-        """Raises EngineRefused: aiohttp 3.14 closes on broken chunked encoding without waking the reader."""
-        connection = self._upstream.connection
-        if connection is not None and (not connection.transport or connection.transport.is_closing()):
+    def _head(self) -> _Told:
+        if self.status:
+            return b""
+        if self._is_lost:
             raise EngineRefused(LOST)
+        return _Not.YET
 
-    def _look(self) -> None:
-        now, since = self._loop.time(), self._reads_since
-        due = (now if since is None else since) + self._silence_s
-        if since is not None and due <= now:
-            self._is_silent = True
-            self._task.cancel()
-            due = now + self._silence_s
-        self._timer = self._loop.call_at(due, self._look)
+    def _take(self, hand_on: HandOn | None = None) -> _Told:
+        if self._pieces:
+            piece = self._joined()
+            if hand_on is None:
+                return piece
+            if not hand_on(piece):
+                return b""
+        if self.is_over:
+            return None
+        if self._is_lost:
+            raise EngineRefused(LOST)
+        return _Not.YET
+
+    def _joined(self) -> bytes:
+        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._n_held = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._source.resume()
+        return piece

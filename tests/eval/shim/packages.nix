@@ -74,6 +74,7 @@ let
   pythonPackages = lib.genAttrs [
     "aiohttp"
     "cython"
+    "httptools"
     "pydantic"
     "pyroute2"
     "dbus-fast"
