@@ -156,7 +156,9 @@ class Connection(asyncio.Protocol):
         self._is_whole = self._can_go_on = False
 
     def ask(self, head: bytes, body: bytes | None, answer: Incoming) -> None:
-        assert self._transport is not None
+        if self._transport is None:  # it came and went
+            answer.lose()
+            return
         self._answer = answer
         self._n_head_bytes = 0
         self._is_whole = False
@@ -215,6 +217,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         was_open, self.is_open = self.is_open, False
         self._transport = None
+        del self._parser  # it holds this in turn
         self._engine.left(self)
         answer, self._answer = self._answer, None
         if answer is None:
@@ -257,8 +260,8 @@ class Connection(asyncio.Protocol):
     def _end(self, answer: Incoming) -> None:
         answer.is_over = True
         self._answer = None
-        assert self._transport is not None
-        if self.is_open and self._can_go_on and not self._transport.get_write_buffer_size():
+        transport = self._transport
+        if transport and self.is_open and self._can_go_on and not transport.get_write_buffer_size():
             self._engine.keep(self)
         else:
             self.close()
