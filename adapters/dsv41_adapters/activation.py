@@ -52,6 +52,11 @@ class AdapterRun:
         self._state = State.ARMED
 
     @property
+    def role(self) -> Role:
+        """Which of the engine's processes this is: an adapter may hook other targets in each."""
+        return self._reporter.role
+
+    @property
     def rows(self) -> RowsPlan:
         if self.plan.rows is None:
             raise self.refuse("it reads packed rows, but the plan has none.", "rows")
@@ -112,9 +117,10 @@ def _arm(plan: RankPlan, role: Role, reporter: Reporter) -> None:
     for run in runs:
         reporter.set(run.adapter.name, State.OFF, reason=f"not used in a {role} process")
     if here:
-        arm_hooks([(run.adapter, _hooks_of(run)) for run in here])
+        arm_hooks([(run.adapter, _hooks_of(run)) for run in here], role)
     for run in here:
-        reporter.set(run.adapter.name, State.ARMED, targets=[t.path for t in run.adapter.targets if t.hooked])
+        hooked = [target.path for target in run.adapter.targets if target.hooked_in(role)]
+        reporter.set(run.adapter.name, State.ARMED, targets=hooked)
     reporter.write()
     log.info("dsv41 adapters armed in this %s: %s", role, ", ".join(r.adapter.name for r in here) or "none")
 

@@ -65,6 +65,8 @@ class Target:
     known: Mapping[str, str]
     """Fingerprint → the engine version it was read at."""
     how: How
+    process: Role | None = None
+    """The one kind of process that hooks it; None is every one in the adapter's `processes`."""
 
     def __post_init__(self) -> None:
         module, colon, name = self.path.partition(":")
@@ -84,6 +86,10 @@ class Target:
     @property
     def hooked(self) -> bool:
         return self.how is not How.RELIES
+
+    def hooked_in(self, role: Role) -> bool:
+        """Asked about a process that is one of the adapter's."""
+        return self.hooked and self.process in (None, role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,11 @@ class Adapter:
     conflicts: tuple[str, ...] = ()
     needs_rows: bool = False
     """It reads this rank's packed rows, so the plan must say where they are."""
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if target.process is not None and target.process not in self.processes:
+                raise ValueError(f"{target.path} is hooked in the {target.process}, where {self.name} is not used")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,24 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 
-from .adapter import Adapter, AdapterRefused, Reason, Target
+from .adapter import Adapter, AdapterRefused, Reason, Role, Target
 
 
-def arm_hooks(wanted: Sequence[tuple[Adapter, Mapping[str, object]]]) -> None:
-    """Register, apply and verify the hooks of these adapters, in this order. Raises AdapterRefused."""
+def arm_hooks(wanted: Sequence[tuple[Adapter, Mapping[str, object]]], role: Role) -> None:
+    """Register, apply and verify the hooks of these adapters in a process of this kind, in this order.
+
+    Raises: AdapterRefused.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     planned: list[tuple[Adapter, Target, object, object]] = []
     for adapter, hooks in wanted:
-        declared = {target.path for target in adapter.targets if target.hooked}
+        declared = {target.path for target in adapter.targets if target.hooked_in(role)}
         if set(hooks) != declared:
             odd = ", ".join(sorted(declared ^ set(hooks)))
             raise AdapterRefused([Reason(adapter.name, f"spec.py and install.py disagree on {odd}.", "hook")])
         for target in adapter.targets:
-            if target.hooked:
+            if target.hooked_in(role):
                 planned.append((adapter, target, hooks[target.path], _resolve(target)))
     for _, target, hook, _ in planned:
         HookRegistry.register(target.path.replace(":", "."), hook, HookType(target.how.value))

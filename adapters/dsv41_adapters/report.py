@@ -53,6 +53,7 @@ class Reporter:
 
     def __init__(self, report_dir: Path, *, boot: str, rank: int, role: Role) -> None:
         self._dir = report_dir
+        self.role = role
         self._head = {"format": FORMAT, "boot": boot, "pid": os.getpid(), "role": role.value, "rank": rank}
         self._adapters: dict[str, AdapterState] = {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from dsv41_adapters import registry
-from dsv41_adapters.adapter import Adapter, AdapterRefused, Role
+from dsv41_adapters.adapter import Adapter, AdapterRefused, How, Role
 from dsv41_adapters.registry import discover, order, settings_model, validate_settings
 from pydantic import ValidationError
 
@@ -113,6 +113,17 @@ def test_engram_nvme_is_hooked_in_the_schedulers_only() -> None:
     assert adapter.processes == {Role.SCHEDULER}
     assert adapter.needs_rows and adapter.same_output
     assert Path(REPOSITORY / "adapters" / "dsv41_adapters" / adapter.name / "install.py").is_file()
+
+
+def test_a_target_is_hooked_in_its_own_process_or_in_each_of_the_adapters() -> None:
+    real = discover()["engram_nvme"]
+    target = replace(real.targets[0], process=Role.SCHEDULER)
+    assert target.hooked_in(Role.SCHEDULER) and not target.hooked_in(Role.LAUNCHER)
+    assert all(replace(target, process=None).hooked_in(role) for role in Role)
+    assert not replace(target, how=How.RELIES).hooked_in(Role.SCHEDULER)
+    elsewhere = replace(target, process=Role.LAUNCHER)
+    with pytest.raises(ValueError, match=f"{target.name} is hooked in the launcher, where engram_nvme is not used"):
+        replace(real, targets=(elsewhere,))
 
 
 def test_all_adapters_can_be_on_together() -> None:

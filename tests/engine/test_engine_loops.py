@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from dsv41_adapters.adapter import State
 
 from tests.engine.engines import Engine, engine_environment, running
+from tests.engine.gateway import FLEET_KEY, KEY, Fleet, gateway
 
 
 @pytest.fixture(scope="module")
@@ -98,4 +101,128 @@ def test_a_server_stops_one_token_for_ever_and_says_so_to_the_client(server: Eng
     assert told["usage"]["completion_tokens"] < 900
     assert server.counters()["loops_stopped"] == 1
     states = {report.role: report.adapters["loop_abort"].state for report in server.reports()}
-    assert states["scheduler"] is State.ENGAGED and states["detokenizer"] is State.OFF
+    assert states == {"launcher": State.ENGAGED, "scheduler": State.ENGAGED, "detokenizer": State.OFF}
+    hooked = {report.role: len(report.adapters["loop_abort"].targets) for report in server.reports()}
+    assert hooked == {"launcher": 5, "scheduler": 1, "detokenizer": 0}, "each in its own process"
+
+
+_SCHEMA = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
+"""Between `{` and a name JSON allows any blanks, and there the demo's model stays: a loop of its own."""
+_FORMAT = {"type": "json_schema", "name": "said", "schema": _SCHEMA}
+_SAID = [{"role": "user", "content": "Say something."}]
+LOOPS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": _SAID, "max_tokens": 900, "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "said", "schema": _SCHEMA}},
+    },
+    "/v1/messages": {"messages": _SAID, "max_tokens": 900, "temperature": 0,
+                     "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+    "/v1/responses": {"input": "Say something.", "max_output_tokens": 900, "temperature": 0,
+                      "text": {"format": _FORMAT}},
+}  # fmt: skip
+_OWN = {"/v1/chat/completions": "stop", "/v1/messages": "stop_sequences", "/v1/responses": "stop"}
+
+
+@pytest.fixture(scope="module")
+def fleet(server: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with gateway(server.ranks[0].port, tmp_path_factory.mktemp("loops-gateway"), context_length=4096) as fleet:
+        yield fleet
+
+
+def ask(fleet: Fleet, path: str, body: dict[str, Any] | None = None, key: str = KEY) -> tuple[str | None, bytes]:
+    connection = http.client.HTTPConnection(fleet.url.removeprefix("http://"), timeout=120)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    what = None if body is None else json.dumps({"model": "demo", **body})
+    connection.request("GET" if body is None else "POST", path, what, headers)
+    response = connection.getresponse()
+    finish, raw = response.headers["x-dsv41-finish"], response.read()
+    connection.close()
+    assert response.status == 200, raw
+    return finish, raw
+
+
+def events(raw: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
+
+
+def end_of(path: str, said: dict[str, Any]) -> tuple[Any, Any]:
+    """How it ended, and by what, in the protocol's words; `said` is a whole answer or the event that tells it."""
+    if path == "/v1/messages":
+        said = said.get("delta", said)
+        return said["stop_reason"], said.get("stop_sequence")
+    if path == "/v1/responses":
+        said = said.get("response", said)
+        assert said["error"] is None
+        return said["status"], said["incomplete_details"] and said["incomplete_details"].get("matched_stop")
+    (choice,) = said["choices"]
+    return choice["finish_reason"], choice["matched_stop"]
+
+
+ENDS = {"/v1/chat/completions": "stop", "/v1/messages": "stop_sequence", "/v1/responses": "incomplete"}
+
+
+@pytest.mark.parametrize("path", LOOPS)
+def test_every_protocol_tells_a_loop_whole_and_streamed_through_the_gateway(
+    server: Engine, fleet: Fleet, path: str
+) -> None:
+    stopped = server.settled_counters()[0]["loops_stopped"]
+    finish, raw = ask(fleet, path, LOOPS[path])
+    end, text = end_of(path, json.loads(raw))
+    found = re.fullmatch(r"repetition: exact repetition from output token (\d+), \d+ copies of about \d+ tokens", text)
+    assert end == ENDS[path] and found, (end, text)
+    assert finish == f"repetition; token={found[1]}"
+    _, raw = ask(fleet, path, LOOPS[path] | {"stream": True})
+    (at,) = (i for i, event in enumerate(raw.split(b"\n\n")) if event.startswith(b": x-dsv41-finish "))
+    told, comment = raw.split(b"\n\n")[at - 1 : at + 1]
+    assert comment == f": x-dsv41-finish {finish}".encode()
+    assert end_of(path, *events(told)) == (end, text)
+    if path == "/v1/responses":
+        assert events(told)[0]["type"] == "response.incomplete"
+    assert server.settled_counters()[0]["loops_stopped"] == stopped + 2
+    _, metrics = ask(fleet, "/metrics", key=FLEET_KEY)
+    assert f'answers_total{{route="{path}",finish="repetition"}} 2\n' in metrics.decode()
+
+
+@pytest.mark.parametrize("path", LOOPS)
+def test_a_clients_own_stop_text_is_no_loop_in_any_protocol(fleet: Fleet, path: str) -> None:
+    body = LOOPS[path] | {_OWN[path]: ["repetition: ", "\t\t\t\t"]}
+    finish, raw = ask(fleet, path, body)
+    _, streamed = ask(fleet, path, body | {"stream": True})
+    told = events(streamed)
+    last = [event for event in told if event.get("type") in ("message_delta", "response.completed")
+            or any(choice.get("finish_reason") for choice in event.get("choices", ()))]  # fmt: skip
+    own = "\t\t\t\t" if path == "/v1/chat/completions" else None
+    end = {"/v1/chat/completions": "stop", "/v1/messages": "end_turn", "/v1/responses": "completed"}[path]
+    assert end_of(path, json.loads(raw)) == end_of(path, *last) == (end, own)
+    assert finish == "stop" and b": x-dsv41-finish" not in streamed
+
+
+_SDKS = """
+import json, sys
+import anthropic, openai
+url, key, bodies = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+ours = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+theirs = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+whole = ours.responses.create(model="demo", **bodies["/v1/responses"])
+with ours.responses.stream(model="demo", **bodies["/v1/responses"]) as stream:
+    *_, last = stream
+message = theirs.messages.create(model="demo", extra_body=bodies["/v1/messages"], messages=[], max_tokens=900)
+with theirs.messages.stream(model="demo", extra_body=bodies["/v1/messages"], messages=[], max_tokens=900) as stream:
+    final = stream.get_final_message()
+print(json.dumps({
+    "responses": [[r.status, r.incomplete_details.reason, r.incomplete_details.matched_stop, len(r.output_text) > 500]
+                  for r in (whole, last.response)] + [last.type],
+    "messages": [[m.stop_reason, m.stop_sequence, len(m.content[0].text) > 500] for m in (message, final)],
+}))
+"""
+
+
+def test_the_sdks_take_a_loops_end_and_no_one_for_a_success(engine_python: Path, fleet: Fleet) -> None:
+    argv = [engine_python, "-c", _SDKS, fleet.url, KEY, json.dumps(LOOPS)]
+    done = subprocess.run(argv, env=engine_environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    text = told["messages"][0][1]
+    assert text.startswith("repetition: exact repetition from output token ")
+    assert told["responses"] == [["incomplete", "max_output_tokens", text, True]] * 2 + ["response.incomplete"]
+    assert told["messages"] == [["stop_sequence", text, True]] * 2

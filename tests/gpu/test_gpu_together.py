@@ -56,7 +56,7 @@ def test_every_process_of_every_rank_says_what_is_armed_in_it(
     server = server_of(name)
     server.ask(prompt(40), 4)
     expected = {
-        "launcher": {"engram_nvme": State.OFF, "tp_pad": State.ENGAGED, "loop_abort": State.OFF},
+        "launcher": {"engram_nvme": State.OFF, "tp_pad": State.ENGAGED},
         "scheduler": {"engram_nvme": State.ENGAGED, "tp_pad": State.ENGAGED, "loop_abort": State.ENGAGED},
         "detokenizer": {"engram_nvme": State.OFF, "tp_pad": State.OFF, "loop_abort": State.OFF},
     }
@@ -70,6 +70,8 @@ def test_every_process_of_every_rank_says_what_is_armed_in_it(
         }
         if rank > 0:  # text is made on the first rank alone
             states.setdefault("detokenizer", expected["detokenizer"])
+        # Engaged where the server's own warm-up asks for a chat, as it does of a model that has vision.
+        assert states["launcher"].pop("loop_abort") in (State.ARMED, State.ENGAGED)
         assert states == expected
         log = server.ranks[rank].log
         assert "not initialized" not in log and "not found in params_dict" not in log

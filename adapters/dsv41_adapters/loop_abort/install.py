@@ -1,4 +1,4 @@
-"""Asks a watch after each step of a request. Imports sglang: scheduler processes only."""
+"""Asks a watch after each step of a request, in the schedulers; `answers.py` is for the launcher."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
-
+from ..adapter import Role
+from . import answers
 from .spec import Mode
 from .watch import RequestWatch
 
@@ -19,12 +19,16 @@ log = logging.getLogger(__name__)
 
 
 def hooks(run: AdapterRun) -> dict[str, object]:
-    """Hook by target, as `spec.py` declares them."""
+    """Hook by target, as `spec.py` declares them for this kind of process."""
+    if run.role is Role.LAUNCHER:
+        return answers.hooks(run)
     return {"sglang.srt.managers.schedule_batch:Req.update_finish_state": stops_loops(run)}
 
 
 def stops_loops(run: AdapterRun) -> Callable[..., None]:
     """AROUND `Req.update_finish_state`, which runs for every request after every step that gave it tokens."""
+    from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
+
     settings: LoopAbortSettings = run.settings  # type: ignore[assignment]
     enforce, base_tokens = settings.mode is Mode.ENFORCE, settings.base_tokens
     counters = run.counters("loops_found", "loops_stopped", "loops_in_tool_calls")

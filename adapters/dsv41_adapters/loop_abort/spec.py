@@ -28,26 +28,45 @@ class LoopAbortSettings(AdapterSettings):
     )
 
 
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat"
+_MESSAGES = "sglang.srt.entrypoints.anthropic.serving:AnthropicServing"
+_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses"
+
+
+def _answer(path: str, fingerprint: str, how: How) -> Target:
+    """In the process that speaks HTTP, where a loop is told to the client."""
+    return Target(path, known={fingerprint: "0.5.23"}, how=how, process=None if how is How.RELIES else Role.LAUNCHER)
+
+
 ADAPTER = Adapter(
     name="loop_abort",
-    changes="A request that generates the same thing over and over is finished, with the reason in matched_stop",
+    changes="A request that generates the same thing over and over is finished, and its answer says so",
     targets=(
         Target(
             "sglang.srt.managers.schedule_batch:Req.update_finish_state",
             known={"7a37f8b8f22a74bc": "0.5.23"},
             how=How.AROUND,
+            process=Role.SCHEDULER,
         ),
         Target(
             "sglang.srt.managers.schedule_batch:FINISH_MATCHED_STR",
             known={"a71642a18022af85": "0.5.23"},
             how=How.RELIES,
         ),
+        _answer(f"{_CHAT}._build_chat_response", "c32ddc739f7187f9", How.AROUND),
+        _answer(f"{_CHAT}._generate_chat_stream", "b0634378d348539f", How.RELIES),
+        _answer(f"{_MESSAGES}._convert_response", "900a13ab7e04f2cd", How.AFTER),
+        _answer(f"{_MESSAGES}._generate_anthropic_stream", "062c1de96d604870", How.AROUND),
+        _answer(f"{_RESPONSES}._status_from_finish_reason", "8e9ad0daad994a2b", How.AFTER),
+        _answer(f"{_RESPONSES}._build_response", "129afbab780f8660", How.AROUND),
+        _answer(f"{_RESPONSES}.responses_full_generator", "0e0149d846dbc392", How.RELIES),
+        _answer(f"{_RESPONSES}._responses_stream_generator_non_harmony", "d81a99d81b690d43", How.RELIES),
     ),
     settings=LoopAbortSettings,
-    engages="the first token of the first request",
-    until="sglang stops loops of any period itself",
+    engages="the first token of the first request; in the launcher the first Messages, Responses or whole chat answer",
+    until="sglang stops loops of any period itself, and says so in each protocol",
     credit="none: written for this project; that a loop needs a stop at the engine is the lesson of MiaAI-Lab's recipe",
     standing=Standing.VERIFIED,
     same_output=False,
-    processes=frozenset({Role.SCHEDULER}),
+    processes=frozenset({Role.SCHEDULER, Role.LAUNCHER}),
 )

@@ -21,7 +21,8 @@ _NAMED = {
     Protocol.ANTHROPIC: re.compile(rb"event: (?:message_start|message_delta|error)\n"),
 }
 _NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
-_TOKEN = re.compile(r"output token (\d{1,9})\b")
+_LOOP = re.compile(r"repetition: (?:exact|near|shuffled) repetition from output token (\d{1,9}),")
+"""How the adapter loop_abort ends a loop. More than the word: a client may have a stop text of its own."""
 _FINISHES = {
     "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls",
     "max_output_tokens": "length",
@@ -70,13 +71,14 @@ class Seen:
             inner = message if isinstance(message, dict) else said
             self._usage(inner.get("usage"), "input_tokens", "output_tokens")
             delta = said.get("delta")
-            reason = (delta if isinstance(delta, dict) else inner).get("stop_reason")
+            end = delta if isinstance(delta, dict) else inner
+            reason = self._loop(end.get("stop_sequence")) or end.get("stop_reason")
         elif protocol is Protocol.RESPONSES:
             response = said.get("response")
             inner = response if isinstance(response, dict) else said
             self.begun = inner if said.get("type") == "response.created" else None
             self._usage(inner.get("usage"), "input_tokens", "output_tokens")
-            reason = _responses_reason(inner)
+            reason = self._responses_reason(inner)
         else:
             self._usage(said.get("usage"), "prompt_tokens", "completion_tokens")
             reason = self._chat_reason(said.get("choices"))
@@ -104,25 +106,27 @@ class Seen:
     def _chat_reason(self, choices: object) -> object:
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return None
-        matched = choices[0].get("matched_stop")
-        if isinstance(matched, str) and matched.startswith("repetition"):
-            # How the adapter loop_abort ends a loop; SGLang says `stop` for it.
-            found = _TOKEN.search(matched)
-            self.at_token = int(found[1]) if found else None
-            return "repetition"
-        return choices[0].get("finish_reason")
+        return self._loop(choices[0].get("matched_stop")) or choices[0].get("finish_reason")
 
+    def _responses_reason(self, response: dict[str, Any]) -> object:
+        status = response.get("status")
+        if status == "incomplete":
+            details = _part(response, "incomplete_details")
+            return self._loop(details.get("matched_stop")) or details.get("reason")
+        if status == "completed":
+            output = response.get("output")
+            items = output if isinstance(output, list) else []
+            calls = any(isinstance(item, dict) and item.get("type") in _CALLS for item in items)
+            return "tool_calls" if calls else "stop"
+        return "error" if status == "failed" else None
 
-def _responses_reason(response: dict[str, Any]) -> object:
-    status = response.get("status")
-    if status == "incomplete":
-        return _part(response, "incomplete_details").get("reason")
-    if status == "completed":
-        output = response.get("output")
-        items = output if isinstance(output, list) else []
-        calls = any(isinstance(item, dict) and item.get("type") in _CALLS for item in items)
-        return "tool_calls" if calls else "stop"
-    return "error" if status == "failed" else None
+    def _loop(self, matched: object) -> str | None:
+        """What ended the answer, by the text that SGLang or the adapter says for it: a loop, or something else."""
+        found = _LOOP.match(matched) if isinstance(matched, str) else None
+        if found is None:
+            return None
+        self.at_token = int(found[1])
+        return "repetition"
 
 
 def _count(value: object) -> int | None:

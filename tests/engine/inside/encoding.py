@@ -46,7 +46,7 @@ def check() -> dict[str, object]:
     plan = RankPlan("spark", 0, 1, "boot", scratch, {}, None, CheckpointPlan(str(checkpoint), "dba1be0a"))
     run = AdapterRun(ADAPTER, ADAPTER.settings(), plan, Reporter(scratch, boot="boot", rank=0, role=Role.LAUNCHER))
     try:
-        arm_hooks([(ADAPTER, install.hooks(run))])
+        arm_hooks([(ADAPTER, install.hooks(run))], run.role)
         DeepSeekRecipeChatEncodingAdapter(
             chat_encoding_spec="dsv41", tokenizer=tokenizer, reasoning_parser="deepseek-v41",
             tool_call_parser="deepseekv41", chat_hooks=None, default_chat_template_kwargs=None,

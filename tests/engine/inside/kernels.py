@@ -67,7 +67,7 @@ def autotune() -> dict[str, object]:
     one.write_text("{}")
     again = autotune_keep.hooks(run := run_of(AUTOTUNE_KEEP, "one", "again"))
     kept = again[target](stock(runner))
-    arm_hooks([(AUTOTUNE_KEEP, again)])
+    arm_hooks([(AUTOTUNE_KEEP, again)], Role.SCHEDULER)
     armed = getattr(flashinfer_autotune, name)(runner)
     try:
         autotune_keep.hooks(run_of(AUTOTUNE_KEEP, None))
@@ -91,7 +91,7 @@ def b12x() -> dict[str, object]:
 
     run = run_of(MXFP8_B12X, "as-if")
     mxfp8_b12x.unfit = list
-    arm_hooks([(MXFP8_B12X, mxfp8_b12x.hooks(run))])
+    arm_hooks([(MXFP8_B12X, mxfp8_b12x.hooks(run))], Role.SCHEDULER)
     asked: list[tuple[list[int], str]] = []
 
     def mm_mxfp8(a, b, a_scale, b_scale, *, out_dtype, use_8x4_sf_layout, backend):

@@ -26,7 +26,7 @@ mode, scratch = sys.argv[1], Path(sys.argv[2])
 plan = RankPlan("spark", 0, 1, "boot", scratch, {"loop_abort": {"mode": mode}}, None)
 reporter = Reporter(scratch, boot="boot", rank=0, role=Role.SCHEDULER)
 run = AdapterRun(ADAPTER, ADAPTER.settings(mode=mode), plan, reporter)
-arm_hooks([(ADAPTER, install.hooks(run))])
+arm_hooks([(ADAPTER, install.hooks(run))], run.role)
 
 
 class Words:

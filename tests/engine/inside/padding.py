@@ -31,7 +31,7 @@ scratch = Path(sys.argv[1])
 WORLD = 3
 plan = RankPlan("spark", 0, WORLD, "boot", scratch, {"tp_pad": {}}, None)
 run = AdapterRun(ADAPTER, ADAPTER.settings(), plan, Reporter(scratch, boot="boot", rank=0, role=Role.SCHEDULER))
-arm_hooks([(ADAPTER, install.hooks(run))])
+arm_hooks([(ADAPTER, install.hooks(run))], run.role)
 
 RELEASED = {
     "num_attention_heads": 64, "num_key_value_heads": 1, "o_groups": 8, "o_lora_rank": 64, "head_dim": 32,

@@ -98,6 +98,28 @@ async def test_each_keys_cached_tokens_and_loops_are_counted(start: Any) -> None
     assert "\ndsv41_gateway_cached_tokens_total 120\n" in text
 
 
+LOOP = "repetition: near repetition from output token 9, 9 copies of about 60 tokens"
+ENDS = {
+    "/v1/messages": (named("message_delta", delta={"stop_reason": "stop_sequence", "stop_sequence": LOOP}),
+                     named("message_stop")),
+    "/v1/responses": (named("response.incomplete", response={
+        "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens", "matched_stop": LOOP}}),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ENDS)
+async def test_a_loop_in_the_other_protocols_is_told_and_counted_too(start: Any, path: str) -> None:
+    fleet = await start()
+    text = text_event(Protocol.of_path(path), "a")
+    fleet.engine.behave = fleet.engine.streaming([text, *ENDS[path]])
+    async with fleet.post(path, stream=True, **REQUESTS[path]) as response:
+        end, *rest = ENDS[path]
+        assert await response.read() == b"".join([text, end, b": x-dsv41-finish repetition; token=9\n\n", *rest])
+    metrics = await fleet.metrics()
+    assert f'answers_total{{route="{path}",finish="repetition"}} 1\n' in metrics
+    assert 'dsv41_gateway_key_repetitions_total{key="me"} 1\n' in metrics
+
+
 ENGINE = """# HELP sglang:spec_accept_length Mean acceptance length of speculative decoding.
 # TYPE sglang:spec_accept_length gauge
 sglang:spec_accept_length{engine_type="unified",model_name="demo",tp_rank="0"} 2.75

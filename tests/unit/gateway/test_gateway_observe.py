@@ -88,6 +88,49 @@ def test_a_loop_that_was_stopped_is_no_ordinary_stop() -> None:
     assert seen(Protocol.OPENAI, raw)[0].finish == "stop"
 
 
+def stopped_by(text: str) -> dict[Protocol, tuple[bytes, dict[str, Any]]]:
+    """The last events of a stream and a whole answer, as SGLang and the adapter say what stopped them."""
+    chat = {"choices": [{"index": 0, "finish_reason": "stop", "matched_stop": text}]}
+    end = {"stop_reason": "stop_sequence", "stop_sequence": text}
+    details = {"incomplete_details": {"reason": "max_output_tokens", "matched_stop": text}}
+    delta = {"type": "message_delta", "delta": end, "usage": {"output_tokens": 3}}
+    return {
+        Protocol.OPENAI: (b"data: " + json.dumps(chat).encode() + b"\n\n", chat),
+        Protocol.ANTHROPIC: (b"event: message_delta\ndata: " + json.dumps(delta).encode() + b"\n\n", end),
+        Protocol.RESPONSES: (responses("incomplete", **details), {"status": "incomplete", **details}),
+    }
+
+
+@given(
+    st.sampled_from(list(Protocol)), st.sampled_from(["exact", "near", "shuffled"]), st.integers(0, 10**9 - 1),
+    st.sampled_from(["", ", inside a tool call, whose arguments are not whole"]),
+)  # fmt: skip
+def test_a_loop_is_told_with_its_token_in_every_protocol(protocol: Protocol, kind: str, token: int, where: str) -> None:
+    text = f"repetition: {kind} repetition from output token {token}, 9 copies of about 64 tokens{where}"
+    raw, whole = stopped_by(text)[protocol]
+    told, out = seen(protocol, raw)
+    comment = b": x-dsv41-finish repetition; token=%d\n\n" % token
+    assert (told.finish, told.at_token) == ("repetition", token)
+    assert out == raw + comment, "behind the event that says it, and nowhere else"
+    told = Seen()
+    told.read(protocol, whole)
+    assert told.headers() == {"x-dsv41-finish": f"repetition; token={token}"}
+
+
+OWN = ["repetition", "repetition: ", "repetition of output token 5, ", "repetition: output token 5,", "\n"]
+
+
+@given(st.sampled_from(list(Protocol)), st.sampled_from(OWN) | st.text(max_size=40))
+def test_a_stop_text_of_the_clients_own_is_no_loop(protocol: Protocol, text: str) -> None:
+    raw, whole = stopped_by(text)[protocol]
+    told, out = seen(protocol, raw)
+    assert out == raw and told.at_token is None
+    assert told.finish == ("length" if protocol is Protocol.RESPONSES else "stop")
+    told = Seen()
+    told.read(protocol, whole)
+    assert told.finish != "repetition" and told.at_token is None
+
+
 def test_an_error_of_the_engine_inside_a_stream_is_an_end_of_its_own() -> None:
     raw = CHAT + b'data: {"error":{"object":"error","message":"out of memory","code":500}}\n\n' + DONE
     told, out = seen(Protocol.OPENAI, raw, hide_usage=True)
@@ -136,6 +179,8 @@ def test_bytes_that_mean_nothing_pass_unchanged(protocol: Protocol, raw: bytes, 
         {"choices": 1, "usage": []}, {"choices": [1]}, {"choices": [{"matched_stop": 5, "finish_reason": 5}]},
         {"usage": {"prompt_tokens": "x", "prompt_tokens_details": 3}}, {"message": 1, "delta": 1}, {"response": 1},
         {"status": "incomplete", "incomplete_details": None}, {"status": "completed", "output": None}, {},
+        {"stop_sequence": 5, "delta": {"stop_sequence": []}},
+        {"status": "incomplete", "incomplete_details": {"matched_stop": {}}},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("protocol", list(Protocol))

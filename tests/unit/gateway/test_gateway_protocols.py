@@ -265,13 +265,17 @@ async def test_usage_is_always_computed_and_never_a_surprise(start: Any) -> None
 async def test_a_whole_answer_says_in_a_header_how_it_ended(start: Any) -> None:
     fleet = await start()
     stopped = {"finish_reason": "stop", "matched_stop": "repetition: exact repetition from output token 40, 1 x 64"}
-    cases = {
-        "/v1/chat/completions": ({"choices": [stopped], "usage": {"prompt_tokens": 6}}, "repetition; token=40"),
-        "/v1/completions": ({"choices": [{"finish_reason": "length", "matched_stop": None}]}, "length"),
-        "/v1/responses": (response_object("completed"), "stop"),
-        "/v1/messages": ({"type": "message", "stop_reason": "tool_use", "usage": {"output_tokens": 1}}, "tool_calls"),
-    }
-    for path, (said, finish) in cases.items():
+    incomplete = {"reason": "max_output_tokens", "matched_stop": stopped["matched_stop"]}
+    looped = {"type": "message", "stop_reason": "stop_sequence", "stop_sequence": stopped["matched_stop"]}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", {"choices": [stopped], "usage": {"prompt_tokens": 6}}, "repetition; token=40"),
+        ("/v1/completions", {"choices": [{"finish_reason": "length", "matched_stop": None}]}, "length"),
+        ("/v1/responses", response_object("completed"), "stop"),
+        ("/v1/responses", response_object("incomplete", incomplete_details=incomplete), "repetition; token=40"),
+        ("/v1/messages", {"type": "message", "stop_reason": "tool_use", "usage": {"output_tokens": 1}}, "tool_calls"),
+        ("/v1/messages", looped, "repetition; token=40"),
+    ]
+    for path, said, finish in cases:
         fleet.engine.behave = lambda *_, said=said: asyncio.sleep(0, web.json_response(said))
         async with fleet.post(path, **ROUTES[path]) as response:
             assert await response.json() == said and response.headers["x-dsv41-finish"] == finish
