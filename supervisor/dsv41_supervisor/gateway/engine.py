@@ -97,7 +97,7 @@ class Engine:
         now = self._loop.time()
         while target.kept:
             connection = target.kept.pop()
-            if connection.is_open and now - connection.kept_at < KEEP_S:
+            if connection.can_be_asked() and now - connection.kept_at < KEEP_S:
                 return connection
             connection.close()
         return None
@@ -154,6 +154,10 @@ class Connection(asyncio.Protocol):
         self._is_measured = False
         """The answer says where it ends; else it does with the connection."""
         self._is_whole = self._can_go_on = False
+
+    def can_be_asked(self) -> bool:
+        """The loop may know already that it ends, and tell us with its next turn."""
+        return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def ask(self, head: bytes, body: bytes | None, answer: Incoming) -> None:
         if self._transport is None:  # it came and went

@@ -152,6 +152,26 @@ async def test_a_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.asyncio
+async def test_a_connection_that_is_just_being_closed_is_not_asked() -> None:
+    """Between the engine's end of it and the loop's telling us so; its 502 would be of our own making."""
+    first: list[asyncio.StreamWriter] = []
+
+    async def answers(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        first.append(writer)
+
+    async with asking(answers) as (engine, upstream):
+        await told(engine, upstream)
+        (kept,) = engine._open
+        first[0].close()
+        async with asyncio.timeout(10):
+            while kept._transport is not None and not kept._transport.is_closing():
+                await asyncio.sleep(0)
+        assert await told(engine, upstream) == (200, b"{}")
+        assert [number for number, _ in upstream.questions] == [1, 2]
+
+
+@pytest.mark.asyncio
 async def test_those_to_an_engine_before_are_closed() -> None:
     async with asking(raw(OK)) as (engine, before), asking(raw(OK)) as (_, after):
         await told(engine, before)
