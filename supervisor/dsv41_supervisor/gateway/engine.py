@@ -216,7 +216,9 @@ class Connection(asyncio.Protocol):
         answer.arrived()
 
     def eof_received(self) -> None:
-        """asyncio closes the connection then."""
+        """Else asyncio would first send the rest of the question, to an engine that may not read it."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         was_open, self.is_open = self.is_open, False

@@ -172,6 +172,32 @@ async def test_a_connection_that_is_just_being_closed_is_not_asked() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_engine_that_ends_before_it_has_read_is_not_waited_for() -> None:
+    """It answers without a length, ends its side, and reads no more of a question larger than the sockets hold."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too large\r\n\r\n{}")
+        writer.write_eof()
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    engine = Engine(10.0, 30.0)
+    answer = await engine.ask(base, "/v1/x", b"x" * (32 << 20))
+    try:
+        async with asyncio.timeout(20):
+            assert await answer.begins() and (answer.status, await answer.whole()) == (413, b"{}")
+    finally:
+        ended.set()
+        answer.close()
+        engine.close()
+        server.close()
+
+
+@pytest.mark.asyncio
 async def test_those_to_an_engine_before_are_closed() -> None:
     async with asking(raw(OK)) as (engine, before), asking(raw(OK)) as (_, after):
         await told(engine, before)
