@@ -183,6 +183,28 @@ def test_every_protocol_tells_a_loop_whole_and_streamed_through_the_gateway(
     assert f'answers_total{{route="{path}",finish="repetition"}} 2\n' in metrics.decode()
 
 
+_CITY = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome"]}}, "required": ["city"]}
+_FUNCTION = {"name": "get_weather", "parameters": _CITY, "strict": True}
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"tools": [{"type": "function", "function": _FUNCTION}], "tool_choice": "required"},
+    "/v1/messages": {"tools": [{"name": "get_weather", "input_schema": _CITY, "strict": True}],
+                     "tool_choice": {"type": "any"}},
+    "/v1/responses": {"tools": [{"type": "function"} | _FUNCTION], "tool_choice": "required"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LOOPS)
+def test_a_loop_inside_a_tool_call_is_told_too(fleet: Fleet, path: str) -> None:
+    """SGLang makes a call of it, without arguments, and would say that the answer ended with one."""
+    shape = {"response_format", "output_config", "text"}
+    plain = {name: said for name, said in LOOPS[path].items() if name not in shape}
+    finish, raw = ask(fleet, path, plain | CALLS[path])
+    end, text = end_of(path, json.loads(raw))
+    assert b'"get_weather"' in raw and text.endswith(" tokens, inside a tool call, whose arguments are not whole")
+    assert end == ("tool_calls" if path == "/v1/chat/completions" else ENDS[path])
+    assert re.fullmatch(r"repetition; token=\d+", str(finish))
+
+
 @pytest.mark.parametrize("path", LOOPS)
 def test_a_clients_own_stop_text_is_no_loop_in_any_protocol(fleet: Fleet, path: str) -> None:
     body = LOOPS[path] | {_OWN[path]: ["repetition: ", "\t\t\t\t"]}
