@@ -102,7 +102,9 @@ def error_events(
     if protocol is Protocol.OPENAI:
         return out + event(payload)
     if begun is not None:
-        told = {"code": "server_error", "message": failure.message}  # their list of codes has none of ours
+        # Their list of codes has none of ours. Codex asks again at each but this one, and would loop six times.
+        code = "invalid_prompt" if failure.code == "repetition" else "server_error"
+        told = {"code": code, "message": failure.message}
         failed = {"type": "response.failed", "response": begun | {"status": "failed", "error": told}}
         out += event(failed | {"sequence_number": number}, "response.failed")
         number += 1

@@ -107,6 +107,7 @@ async def test_nothing_but_health_is_answered_without_a_valid_key(start: Any, pa
         async with fleet.http.request(method, fleet.url + path, headers=headers, data=b"{}") as response:
             assert response.status == 401 and is_openai_error(await response.json())
             assert response.headers["WWW-Authenticate"] == "Bearer"
+            assert response.headers["x-should-retry"] == "false", "Claude Code would ask for minutes"
     assert fleet.engine.seen == []
 
 

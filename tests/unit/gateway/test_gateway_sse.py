@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from dsv41_supervisor.gateway import sse
@@ -96,6 +97,10 @@ def test_a_responses_stream_ends_with_its_object_failed_and_an_error_event() -> 
     assert said["response"] == begun | {"status": "failed", "error": {"code": "server_error", "message": "gone"}}
     said = json.loads(error.partition("data: ")[2])
     assert (said["type"], said["sequence_number"], said["code"], said["error"]) == ("error", 8, "engine_lost", ERROR)
+    # Codex asks again, five times, unless it reads a code of OpenAI's that says that the request is to blame.
+    looped = replace(LOST, code="repetition")
+    failed = sse.error_events(Protocol.RESPONSES, looped, begun=begun).partition(b"data: ")[2].partition(b"\n\n")[0]
+    assert json.loads(failed)["response"]["error"] == {"code": "invalid_prompt", "message": "gone"}
     # Before the engine has begun one, there is no object that could fail.
     assert sse.error_events(Protocol.RESPONSES, LOST).startswith(b'event: error\ndata: {"type": "error"')
 
