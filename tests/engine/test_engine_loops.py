@@ -126,6 +126,7 @@ _OWN = {"/v1/chat/completions": "stop", "/v1/messages": "stop_sequences", "/v1/r
 @pytest.fixture(scope="module")
 def fleet(server: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with gateway(server.ranks[0].port, tmp_path_factory.mktemp("loops-gateway"), context_length=4096) as fleet:
+        fleet.serve_again()  # returns when requests are taken
         yield fleet
 
 
