@@ -65,9 +65,6 @@ class Engine:
 
     # --- the connection's side
 
-    def entered(self, connection: Connection) -> None:
-        self._open.add(connection)
-
     def left(self, connection: Connection) -> None:
         self._open.discard(connection)
 
@@ -110,6 +107,9 @@ class Engine:
                 )
         except OSError:  # TimeoutError is one
             raise EngineAbsent from None
+        if connection.is_open:
+            # Not when it is made: uvloop tells it nothing when whoever waits for it is cancelled in that moment.
+            self._open.add(connection)
         return connection
 
 
@@ -192,7 +192,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
-        self._engine.entered(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from dsv41_supervisor.gateway import engine as engine_module
-from dsv41_supervisor.gateway.engine import MAX_HEAD_BYTES, Engine, EngineAbsent
+from dsv41_supervisor.gateway.engine import MAX_HEAD_BYTES, Connection, Engine, EngineAbsent
 from dsv41_supervisor.gateway.incoming import EngineRefused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -297,6 +297,30 @@ async def test_a_slow_reader_stops_the_engine() -> None:
         while got < before + (1 << 20):  # and goes on when it is read again
             got += len(await answer.next() or b"")
         answer.close()
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing(
+    loops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave() -> None:
+        async with asking(raw(OK)) as (engine, upstream):
+            client = asyncio.ensure_future(engine.ask(upstream.base, "/v1/x", b"{}"))
+            made = Connection.connection_made
+
+            def made_and_left(connection: Connection, transport: asyncio.BaseTransport) -> None:
+                made(connection, transport)
+                client.cancel()
+
+            monkeypatch.setattr(Connection, "connection_made", made_and_left)
+            with pytest.raises(asyncio.CancelledError):
+                await client
+            assert await asyncio.wait_for(upstream.gone.get(), 10) == 1
+            assert not engine._open
+
+    factory = asyncio.new_event_loop if loops == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(leave())
 
 
 PIECES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
