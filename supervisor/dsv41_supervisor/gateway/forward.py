@@ -24,6 +24,7 @@ from .policy import Body, CapSource, Effective
 from .protocols import Protocol, anthropic_status
 from .routes import Route, batch
 from .running import Cut, Ticket
+from .sse import WholeEvents
 
 MAX_ERROR_BYTES = 1 << 18
 MAX_ANSWER_BYTES = 64 << 20
@@ -196,6 +197,7 @@ class Forwarder:
                     except _Refit:
                         if answer is not None:
                             answer.close()
+                        out.events = WholeEvents(job.route.protocol)
         except (Cut, EngineRefused) as error:
             _ended(ticket.seen, error)
             if out.response is None:

@@ -334,6 +334,30 @@ async def test_a_limit_of_ours_is_made_to_fit_although_sglang_begins_a_stream(st
         assert response.status == 400 and (await response.json())["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_nothing_of_the_stream_that_did_not_fit_is_left_in_the_one_that_does(
+    start: Any, path: str, is_lost: bool
+) -> None:
+    """Neither half an event, nor that its last one has come."""
+    fleet = await start()
+
+    async def engine(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        fits = body.get("max_tokens", body.get("max_output_tokens")) < 5000
+        late = refused_late(path, TOO_LONG)
+        said = [b"" if is_lost else BEGIN[path] + END[path]] if fits else [late if is_lost else late + b"event: ha"]
+        return await fleet.engine.streaming(said)(request, body)
+
+    fleet.engine.behave = engine
+    async with fleet.post(path, stream=True, **ROUTES[path]) as response:
+        raw = await response.read()
+    assert len(fleet.engine.seen) == 2
+    if is_lost:
+        assert response.status == 502 and b"engine_lost" in raw
+    else:
+        assert response.status == 200 and raw == BEGIN[path] + END[path]
+
+
 async def test_another_failure_of_a_response_stays_the_engines_own_events(start: Any) -> None:
     fleet = await start()
     raw = refused_late("/v1/responses", "Generation aborted")
