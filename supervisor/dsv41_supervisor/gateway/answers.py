@@ -17,6 +17,9 @@ MAX_UPSTREAM_MESSAGE = 2000
 MAX_VALIDATION_ERRORS = 3
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a prompt that does not fit; agents shorten their history when they see it."""
+MESSAGES_RETRY_AFTER_S = 60.0
+"""Claude Code waits as long as this, ten times, but gives up at once when it is told 90 s (2.1.328, tried 2026-11-30).
+Chat keeps the whole estimate: OpenCode asks again five times only, and waits as long as it is told."""
 
 _TRACE = "\n\n  File "
 _DOES_NOT_FIT = re.compile(r"(?:maximum context length|model's context length)")
@@ -42,8 +45,12 @@ class Failure:
             protocol, status=self.status, message=message, kind=self.type, code=self.code, param=self.param
         )
 
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"Retry-After": str(max(1, ceil(self.retry_after_s)))}
+    def headers(self, protocol: Protocol = Protocol.OPENAI) -> dict[str, str]:
+        if self.retry_after_s is None:
+            return {}
+        capped = protocol is Protocol.ANTHROPIC and self.status >= 500
+        seconds = min(self.retry_after_s, MESSAGES_RETRY_AFTER_S) if capped else self.retry_after_s
+        return {"Retry-After": str(max(1, ceil(seconds)))}
 
     def response(
         self, headers: dict[str, str] | None = None, protocol: Protocol = Protocol.OPENAI
@@ -52,7 +59,7 @@ class Failure:
         refused = {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
         extra = refused if self.status == 401 else {}
         return web.json_response(
-            self.payload(protocol), status=self.status, headers=(headers or {}) | self.headers() | extra
+            self.payload(protocol), status=self.status, headers=(headers or {}) | self.headers(protocol) | extra
         )
 
 

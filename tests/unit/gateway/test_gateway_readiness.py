@@ -32,6 +32,14 @@ async def test_while_the_fleet_recovers_requests_get_503_with_retry_after_and_wh
             "The fleet is not ready (recovering): rank 2 on spark3 was lost (stopping the other ranks). "
             "Try again in 12 s."
         )
+    # Claude Code waits 60 s, ten times, and gives up at once when it is told 90.
+    fleet.supervisor.say(retry_after_s=299.5)
+    for path, seconds in (("/v1/chat/completions", "300"), ("/v1/messages", "60")):
+        told, message = "12", ""
+        while told == "12":  # until the gateway has heard it
+            async with asyncio.timeout(20), fleet.post(path, max_tokens=5) as response:
+                told, message = response.headers["Retry-After"], await response.text()
+        assert told == seconds and "Try again in 300 s." in message
     # What the fleet is for, and not whether it serves.
     async with fleet.get("/v1/models") as response:
         assert response.status == 200
