@@ -206,6 +206,7 @@ class Forwarder:
         except ClientGone:
             self._metrics.clients_gone += 1
         finally:
+            job.over = job.over or out.events.done  # many clients leave at the last event
             self._leave(job, ticket.seen)
             if answer is not None:
                 answer.close()
@@ -216,7 +217,15 @@ class Forwarder:
         held = b""
         preamble = job.route.protocol.preamble
         hand_on: HandOn | None = None
-        while (chunk := await answer.next(hand_on)) is not None:
+        while True:
+            try:
+                chunk = await answer.next(hand_on)
+            except EngineRefused:
+                if not out.events.done:
+                    raise
+                chunk = None  # only the end of its HTTP is missing
+            if chunk is None:
+                break
             if out.is_behind:
                 await out.catch_up()
             elif not chunk:

@@ -132,6 +132,48 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(start: Any) -
     assert b"erst" in raw and raw.count(b"\n\n") == raw.count(b"data: ") == 2
 
 
+async def test_a_stream_whose_engine_dies_behind_its_last_event_is_whole(start: Any) -> None:
+    """Only the end of its HTTP is missing: nobody is told of a lost engine, and nobody of its abort."""
+    fleet = await start()
+
+    async def dies_late(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        out = await fleet.engine.open(request)
+        await out.write(event("erst"))
+        await out.write(DONE)
+        await fleet.engine.release.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return out
+
+    fleet.engine.behave = dies_late
+    async with fleet.post(stream=True) as response:
+        assert await response.content.readexactly(len(event("erst") + DONE)) == event("erst") + DONE
+        fleet.engine.release.set()
+        assert await response.read() == b""
+    assert "dsv41_gateway_streams_cut_total 0\n" in await fleet.metrics()
+    await fleet.gateway.aclose()  # waits for aborts under way
+    assert fleet.engine.aborted == []
+
+
+async def test_a_client_that_leaves_at_the_last_event_needs_no_abort(start: Any) -> None:
+    """Many do: what follows is no event."""
+    fleet = await start()
+
+    async def lingers(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        out = await fleet.engine.open(request)
+        await out.write(event("erst") + DONE)
+        await fleet.engine.release.wait()
+        return out
+
+    fleet.engine.behave = lingers
+    async with fleet.post(stream=True) as response:
+        await response.content.readuntil(DONE)
+        response.close()
+    await fleet.until(lambda: fleet.engine.left == 1)
+    await fleet.gateway.aclose()
+    assert fleet.engine.aborted == []
+
+
 async def test_a_stream_that_ends_before_it_began_is_a_502(start: Any) -> None:
     fleet = await start()
     fleet.engine.behave = fleet.engine.streaming([b""])
