@@ -57,6 +57,19 @@ def test_curl_is_answered_whole_and_streamed(fleet: Fleet, stock_tp1: Engine, pa
         assert whole == stock_tp1.chat()["choices"][0]["message"]["content"]
 
 
+def test_curl_sees_a_call_begin_and_a_thought(fleet: Fleet) -> None:
+    """Streamed as messages, because a whole answer of this model's ends before its call does."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": city}
+    asked = {"messages": HI, "temperature": 0, "max_tokens": 40, "stream": True, "model": "any"}
+    called = asked | {"tools": [tool], "tool_choice": {"type": "any"}}
+    said = curl(fleet, "/v1/messages", "-H", X_API_KEY, "--json", json.dumps(called))
+    assert '"type":"tool_use"' in said and '"name":"get_weather"' in said
+    thought = asked | {"thinking": {"type": "adaptive"}}
+    said = curl(fleet, "/v1/messages", "-i", "-H", X_API_KEY, "--json", json.dumps(thought))
+    assert "x-dsv41-thinking: on" in said.lower().splitlines() and '"type":"thinking_delta"' in said
+
+
 def test_curl_counts_tokens_and_lists_the_model(fleet: Fleet) -> None:
     counted = json.loads(curl(fleet, "/tokenize", "-H", BEARER, "--json", json.dumps({"prompt": "a spark"})))
     assert counted["count"] == len(counted["tokens"]) > 0

@@ -55,7 +55,7 @@ class Failure:
     def response(
         self, headers: dict[str, str] | None = None, protocol: Protocol = Protocol.OPENAI
     ) -> web.Response:
-        # Claude Code asks ten more times with the same key, for minutes and without a word, unless it is told not to.
+        # Claude Code asks on with the same key, for minutes and without a word, unless it is told not to.
         refused = {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
         extra = refused if self.status == 401 else {}
         return web.json_response(
