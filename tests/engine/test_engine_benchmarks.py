@@ -23,13 +23,13 @@ RUN_S = 240
 """Bound of one benchmark. They take 3 to 15 s on two idle cores, most of it imports."""
 
 
-def run(argv: list[str], directory: Path, **variables: str) -> str:
-    """What it printed."""
+def run(argv: list[str], directory: Path, status: int = 0, **variables: str) -> str:
+    """What it printed, ending with that exit status."""
     done = subprocess.run(
         argv, cwd=directory, env=environment(directory) | variables, timeout=RUN_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.returncode == status, done.stdout[-3000:]
     return done.stdout
 
 
@@ -76,6 +76,22 @@ def test_llama_benchy_measures(
     ends = [event for event in events if event["type"] == "request_end"]
     assert [(end["total_tokens"], end["error"]) for end in ends] == [(8, "")] * 9
     assert [end["prompt_tokens"] for end in ends[:3]] == [64] * 3
+
+
+def test_benchmarks_end_at_once_with_a_wrong_key_and_say_so(
+    clients_python: Path, fleet: Fleet, demo_checkpoint: Path, tmp_path: Path, book: str
+) -> None:
+    """sglang.bench_serving is not here: it asks for a minute, and then knows only that the server is not ready."""
+    wrong = "--api-key", "sk-0000000000000000"
+    benchy = [
+        "--base-url", f"{fleet.url}/v1", "--model", "demo/demo", "--served-model-name", "demo",
+        "--tokenizer", str(demo_checkpoint), "--book-url", book, "--pp", "64", "--tg", "8", "--runs", "1",
+    ]  # fmt: skip
+    printed = run([str(clients_python.with_name("llama-benchy")), *benchy, *wrong], tmp_path, status=1)
+    assert "Warmup failed: HTTP 401" in printed and "This API key is not valid here." in printed
+    scenario = ["run", "--base-url", fleet.url, "--no-live", "--no-warmup", "--scenarios", "TC-64"]
+    printed = run([str(clients_python.with_name("tool-eval-bench")), *scenario, *wrong], tmp_path, status=2)
+    assert "Server returned 401. Check the URL and API key." in printed
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
