@@ -6,6 +6,7 @@
   pydantic,
   aiohttp,
   httptools,
+  uvloop,
   pyroute2,
   dbus-fast,
   rich,
@@ -24,6 +25,7 @@ buildPythonPackage {
     pydantic
     aiohttp
     httptools
+    uvloop
     pyroute2
     dbus-fast
     rich

@@ -25,8 +25,8 @@ PACKAGES = (
     "perftest", "tini",
 )  # fmt: skip
 WHEELS = (
-    "pydantic>=2.11,<3", "aiohttp>=3.12,<4", "httptools>=0.6.4,<1", "pyroute2>=0.9.5,<0.10", "dbus-fast>=2.44,<6",
-    "rich>=14,<16",
+    "pydantic>=2.11,<3", "aiohttp>=3.12,<4", "httptools>=0.6.4,<1", "uvloop>=0.21,<1", "pyroute2>=0.9.5,<0.10",
+    "dbus-fast>=2.44,<6", "rich>=14,<16",
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TOOLS = {

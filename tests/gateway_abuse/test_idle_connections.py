@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -93,3 +94,20 @@ def test_a_gateway_with_few_descriptors_keeps_some_for_itself_and_does_not_spin(
             target.must_serve()
             time.sleep(0.2)
         assert target.cpu_s - spent < 0.5, "it works without being asked"
+
+
+def test_a_burst_that_has_waited_is_taken_in_pieces_and_its_last_one_is_answered(
+    tmp_path: Path, upstream: Upstream
+) -> None:
+    """As many as could take every descriptor in one turn of the event loop: `accept` would then fail for everybody."""
+    with gateway(tmp_path, upstream, n_files=256) as target:
+        target.process.send_signal(signal.SIGSTOP)
+        try:
+            with connected(target, 600) as held, target.connect() as last:
+                last.sendall(request("GET", "/v1/models"))
+                target.process.send_signal(signal.SIGCONT)
+                assert read_answer(last).status == 200
+                target.must_serve()
+                assert 0 < n_alive(held) <= target.n_open < 200
+        finally:
+            target.process.send_signal(signal.SIGCONT)

@@ -47,8 +47,6 @@ class Door:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # A request has a connection to the engine too. At the limit of files `accept` would fail for everybody.
         self._most = max(8, min(MAX_CONNECTIONS, (soft - _OWN_FILES) // 2))
-        self.at_once = min(64, self._most // 2)
-        """Connections to accept before those of the last time have been looked at."""
         self._since_s: dict[Connection, float] = {}
         """All that are open: when it connected, and from its first request on infinity."""
         self._idle: dict[str, dict[Connection, None]] = {}
@@ -163,13 +161,11 @@ class Connection(RequestHandler):
     @property
     def n_unread(self) -> int:
         """Bytes that wait here because the client's side takes no more."""
-        transport = self.transport
-        return transport.get_write_buffer_size() if isinstance(transport, asyncio.WriteTransport) else 0
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def drop(self) -> None:
-        transport = self.transport
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def handle_error(
         self,

@@ -23,6 +23,8 @@ LINGER_S = 5.0
 """A body that was refused by its head is read and thrown away for this long: closed at once, its client would be reset
 before it has seen why."""
 BACKLOG = 1024
+"""libuv takes one connection a turn, so that each is looked at before a burst has every descriptor; asyncio's own loop
+would take as many as this."""
 
 
 class Site:
@@ -66,14 +68,10 @@ async def listening(
 
     watching = asyncio.create_task(door.watch())
     try:
-        try:
-            server = await asyncio.get_running_loop().create_server(
-                connection, address, port, backlog=door.at_once, ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
-            )  # fmt: skip
-        except OSError as error:
-            raise _cannot_listen(address, port, error) from None
-        _lengthen_queue(server)
+        server = await asyncio.get_running_loop().create_server(
+            connection, sock=_listens(address, port), backlog=BACKLOG, ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls is not None else None,
+        )  # fmt: skip
         site = Site(server)
         try:
             yield site
@@ -84,11 +82,12 @@ async def listening(
         await runner.cleanup()
 
 
-def _lengthen_queue(server: asyncio.Server) -> None:
-    """asyncio accepts as many at once as the kernel's queue is long; a burst then takes every descriptor there is."""
-    for listens in server.sockets:
-        with socket.fromfd(listens.fileno(), listens.family, listens.type) as same:
-            same.listen(BACKLOG)
+def _listens(address: str, port: int) -> socket.socket:
+    """A socket that listens already: uvloop says nothing when that fails, and would serve nobody."""
+    try:
+        return socket.create_server((address, port), backlog=BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(address, port, error) from None
 
 
 def _cannot_listen(address: str, port: int, error: OSError) -> Dsv41Error:

@@ -13,6 +13,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from .. import journal
 from ..errors import Dsv41Error, Exit, Stage
 from ..journal import log
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 def run(settings: Settings, node: str) -> int:
     """Serve until SIGTERM or SIGINT. Raises Dsv41Error when it cannot start."""
     config = GatewayConfig.from_settings(settings, node)
-    with journal.fields(stage="gateway", node=node):
-        asyncio.run(_until_told(config))
+    with journal.fields(stage="gateway", node=node), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_told(config))
     return Exit.OK
 
 

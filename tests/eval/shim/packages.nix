@@ -80,6 +80,7 @@ let
     "dbus-fast"
     "rich"
     "setuptools"
+    "uvloop"
   ] (name: fake "python3.12-${name}" { });
 
   pythonScope = pythonPackages // {

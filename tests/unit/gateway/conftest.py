@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+import uvloop
 from aiohttp import web
 from dsv41_supervisor.gateway.config import GatewayConfig, Timings
 from dsv41_supervisor.gateway.policy import Limits
@@ -25,6 +26,11 @@ KEY = "a-key-for-the-tests-0123456789"
 FLEET_KEY = "f" * 64
 MODEL = "deepseek-v4.1-flash"
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of the gateway's process."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 async def _serve(app: web.Application, port: int) -> web.AppRunner:
@@ -81,7 +87,7 @@ class Engine:
         self.seen.append((request.path, dict(request.headers), body))
         try:
             return await (self.behave or self.answer)(request, body)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):  # noticed, or written to
             self.left += 1
             raise
 

@@ -257,3 +257,11 @@ def test_it_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_its_event_loop_is_not_loaded_by_the_supervisor() -> None:
+    code = "import sys, dsv41_supervisor.daemon, dsv41_supervisor.commands.supervisor; print('uvloop' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout.strip() == "False"
