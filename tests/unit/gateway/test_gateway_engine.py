@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import uvloop
 from dsv41_supervisor.gateway import engine as engine_module
 from dsv41_supervisor.gateway.engine import MAX_HEAD_BYTES, Connection, Engine, EngineAbsent
 from dsv41_supervisor.gateway.incoming import EngineRefused
@@ -299,9 +300,9 @@ async def test_a_slow_reader_stops_the_engine() -> None:
         answer.close()
 
 
-@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing(
-    loops: str, monkeypatch: pytest.MonkeyPatch
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def leave() -> None:
         async with asking(raw(OK)) as (engine, upstream):
@@ -318,8 +319,7 @@ def test_a_client_that_leaves_while_its_engine_is_connected_to_leaves_nothing(
             assert await asyncio.wait_for(upstream.gone.get(), 10) == 1
             assert not engine._open
 
-    factory = asyncio.new_event_loop if loops == "asyncio" else pytest.importorskip("uvloop").new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(leave())
 
 
