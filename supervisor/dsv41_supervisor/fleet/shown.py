@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MEASURE_SILENT_S = 1.0
 GATEWAY_S = 0.5
+MEASURE_AGAIN = 3
+"""Looks at a fleet that changes its state meanwhile."""
 
 
 class FleetShown:
@@ -65,7 +67,11 @@ class FleetShown:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
 
-        gateway, *figures = await asyncio.gather(self._gateway(), *(measured(m) for m in fleet.members.values()))
+        for _ in range(MEASURE_AGAIN):
+            state = fleet.state
+            gateway, *figures = await asyncio.gather(self._gateway(), *(measured(m) for m in fleet.members.values()))
+            if fleet.state is state:  # else these figures are from before: processes that have been stopped since
+                break
         return {
             "fleet": fleet.settings.fleet.name,
             "state": str(fleet.state),
