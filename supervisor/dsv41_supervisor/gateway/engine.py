@@ -20,10 +20,10 @@ KEEP_S = 2.0
 """A connection is used again for this long. uvicorn closes idle ones after 5 s; we never send into a closing one."""
 MAX_HEAD_BYTES = 128 << 10
 """Of an answer's head or trailer, or of anything else that is no body. Guess."""
-_RETRY_SOON_S = 2.0
+RETRY_SOON_S = 2.0
 _JOINED_BYTES = 64 << 10
 
-ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", _RETRY_SOON_S)
+ABSENT = not_ready("The engine does not accept connections just now. Try again in 2 s.", RETRY_SOON_S)
 
 
 class EngineAbsent(EngineRefused):

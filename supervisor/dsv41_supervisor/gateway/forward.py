@@ -14,7 +14,7 @@ from . import markup, metrics_engine, policy
 from .abort import Aborts
 from .answers import TOO_LONG, Failure, from_engine, json_object
 from .config import Timings
-from .engine import Engine, EngineAbsent
+from .engine import RETRY_SOON_S, Engine, EngineAbsent
 from .incoming import LOST, EngineRefused, HandOn, Incoming
 from .loops import HEADER, Guard, Loop, Mode
 from .metrics import Metrics
@@ -31,7 +31,6 @@ MAX_ANSWER_BYTES = 64 << 20
 """Of an answer in one piece. Guess; 32768 tokens with their 20 best alternatives have as much."""
 MAX_PREAMBLE_BYTES = 1 << 18
 """Held back at the begin of a stream: SGLang's has one kB."""
-_RETRY_SOON_S = 2.0
 _METRICS_S = 1.0
 
 ENDLESS = Failure(502, "The engine's answer is larger than any should be.", "server_error", "engine_error")
@@ -342,7 +341,7 @@ class Forwarder:
             message = f"The engine answered {answer.status}, which it never should."
             return Failure(502, message, "server_error", "engine_error")
         failure = from_engine(answer.status, body)
-        return replace(failure, retry_after_s=_RETRY_SOON_S) if failure.status in (429, 503) else failure
+        return replace(failure, retry_after_s=RETRY_SOON_S) if failure.status in (429, 503) else failure
 
     def _leave(self, job: Job, seen: Seen) -> None:
         """Whatever ended this request, the engine does not work on for nobody."""
