@@ -15,12 +15,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from .spec import CHAT, MESSAGES, RESPONSES
+
 if TYPE_CHECKING:
     from ..activation import AdapterRun
-
-CHAT = "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat"
-MESSAGES = "sglang.srt.entrypoints.anthropic.serving:AnthropicServing"
-RESPONSES = "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses"
 
 _LOOP = re.compile(
     r"repetition: (?:exact|near|shuffled) repetition from output token \d+, \d+ copies of about \d+ tokens"

@@ -28,9 +28,9 @@ class LoopAbortSettings(AdapterSettings):
     )
 
 
-_CHAT = "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat"
-_MESSAGES = "sglang.srt.entrypoints.anthropic.serving:AnthropicServing"
-_RESPONSES = "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses"
+CHAT = "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat"
+MESSAGES = "sglang.srt.entrypoints.anthropic.serving:AnthropicServing"
+RESPONSES = "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses"
 
 
 def _answer(path: str, fingerprint: str, how: How) -> Target:
@@ -53,14 +53,14 @@ ADAPTER = Adapter(
             known={"a71642a18022af85": "0.5.23"},
             how=How.RELIES,
         ),
-        _answer(f"{_CHAT}._build_chat_response", "c32ddc739f7187f9", How.AROUND),
-        _answer(f"{_CHAT}._generate_chat_stream", "b0634378d348539f", How.RELIES),
-        _answer(f"{_MESSAGES}._convert_response", "900a13ab7e04f2cd", How.AFTER),
-        _answer(f"{_MESSAGES}._generate_anthropic_stream", "062c1de96d604870", How.AROUND),
-        _answer(f"{_RESPONSES}._status_from_finish_reason", "8e9ad0daad994a2b", How.AFTER),
-        _answer(f"{_RESPONSES}._build_response", "129afbab780f8660", How.AROUND),
-        _answer(f"{_RESPONSES}.responses_full_generator", "0e0149d846dbc392", How.RELIES),
-        _answer(f"{_RESPONSES}._responses_stream_generator_non_harmony", "d81a99d81b690d43", How.RELIES),
+        _answer(f"{CHAT}._build_chat_response", "c32ddc739f7187f9", How.AROUND),
+        _answer(f"{CHAT}._generate_chat_stream", "b0634378d348539f", How.RELIES),
+        _answer(f"{MESSAGES}._convert_response", "900a13ab7e04f2cd", How.AFTER),
+        _answer(f"{MESSAGES}._generate_anthropic_stream", "062c1de96d604870", How.AROUND),
+        _answer(f"{RESPONSES}._status_from_finish_reason", "8e9ad0daad994a2b", How.AFTER),
+        _answer(f"{RESPONSES}._build_response", "129afbab780f8660", How.AROUND),
+        _answer(f"{RESPONSES}.responses_full_generator", "0e0149d846dbc392", How.RELIES),
+        _answer(f"{RESPONSES}._responses_stream_generator_non_harmony", "d81a99d81b690d43", How.RELIES),
     ),
     settings=LoopAbortSettings,
     engages="the first token of the first request; in the launcher the first Messages, Responses or whole chat answer",
